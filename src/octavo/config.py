@@ -1,0 +1,150 @@
+"""Frozen configuration. The only module that reads the environment; an unknown key is an error.
+
+`EngineConfig` holds what the command line and `LLM(...)` accept; their defaults are read from here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ConfigError
+
+_BYTE_UNITS = {"": 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+_TOKEN_UNITS = {"": 1, "k": 1000, "Ki": 1024, "M": 1000_000, "Mi": 1024**2}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+DTYPES = ("auto", "bfloat16", "float32")
+BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
+SPAN = 256
+
+# The contract's names first, torch's names as synonyms.
+KV_CACHE_DTYPES = {
+    "auto": "auto",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "f32": "f32",
+    "float32": "f32",
+}
+
+
+def _parse_size(value: int | str, units: dict[str, int], param: str, example: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ConfigError(f"{param}={value!r} is not a size; write e.g. {example}", param=param)
+    if isinstance(value, int):
+        amount = value
+    else:
+        match = _SIZE.fullmatch(value)
+        if match is None or match[2] not in units:
+            known = ", ".join(u for u in units if u)
+            raise ConfigError(f"{param}={value!r} is not a size; write e.g. {example} (units: {known})", param=param)
+        exact = float(match[1]) * units[match[2]]
+        amount = math.floor(exact)
+        if amount != exact:
+            raise ConfigError(f"{param}={value!r} is not a whole number", param=param)
+    if amount <= 0:
+        raise ConfigError(f"{param}={value!r} must be greater than 0; write e.g. {example}", param=param)
+    return amount
+
+
+def parse_bytes(value: int | str, param: str = "size") -> int:
+    """Bytes from an int or `"256MiB"` (`B`, `KiB`, `MiB`, `GiB`, `TiB`). Raises `ConfigError`."""
+    return _parse_size(value, _BYTE_UNITS, param, '"256MiB"')
+
+
+def parse_tokens(value: int | str, param: str = "tokens") -> int:
+    """A token count from an int, `"32k"` (32,000) or `"32Ki"` (32,768). Raises `ConfigError`."""
+    return _parse_size(value, _TOKEN_UNITS, param, '"32k"')
+
+
+def format_bytes(count: int) -> str:
+    """`count` bytes for people: `1.5 GiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine is started with. Sizes are already bytes and tokens.
+
+    Raises `ConfigError` on an impossible value. `kv_cache_memory=None` means half of the free memory after loading.
+    """
+
+    model: str
+    dtype: str = "auto"
+    kv_cache_memory: int | None = None
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    num_threads: int | None = None
+    tenant: str = ""
+    chat_template: str | None = None
+    max_waiting: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("block_size", self.block_size, BLOCK_SIZES)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_CACHE_DTYPES))
+        for name in ("kv_cache_memory", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_threads"):
+            value = getattr(self, name)
+            optional = name in ("kv_cache_memory", "max_model_len", "num_threads")
+            if value is None and optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1", param=name)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed={self.seed!r} must be a whole number from 0 to 2^64 - 1", param="seed")
+        if self.max_waiting is not None and (not isinstance(self.max_waiting, int) or self.max_waiting < 0):
+            raise ConfigError(f"max_waiting={self.max_waiting!r} must be a whole number of at least 0", param="max_waiting")
+
+    @classmethod
+    def create(cls, model: str, **options: Any) -> EngineConfig:
+        """Build from user input: sizes may be strings, an unknown option raises `ConfigError`."""
+        known = {f.name for f in fields(cls)} - {"model"}
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"unknown option {name!r}; known: {', '.join(sorted(known))}", param=name)
+        if options.get("kv_cache_memory") is not None:
+            options["kv_cache_memory"] = parse_bytes(options["kv_cache_memory"], "kv_cache_memory")
+        for name in ("max_model_len", "max_num_batched_tokens"):
+            if options.get(name) is not None:
+                options[name] = parse_tokens(options[name], name)
+        return cls(model=model, **options)
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed or isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, allowed))}", param=name)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What Octavo takes from environment variables; nothing else reads them."""
+
+    home: Path
+    isa: str | None
+    poison: bool
+
+    @classmethod
+    def read(cls) -> Environment:
+        """`OCTAVO_HOME` (models and probe results), `OCTAVO_ISA` (force a kernel path), `OCTAVO_POISON=1` (fill
+        freed and new blocks with NaN, for debugging)."""
+        cache = os.environ.get("XDG_CACHE_HOME")
+        base = Path(cache) if cache else Path.home() / ".cache"
+        return cls(
+            home=Path(os.environ.get("OCTAVO_HOME") or base / "octavo"),
+            isa=os.environ.get("OCTAVO_ISA") or None,
+            poison=os.environ.get("OCTAVO_POISON", "") not in ("", "0"),
+        )
