@@ -1,0 +1,175 @@
+// What the kernels are told: plain structs over raw pointers, no framework, the same for every instruction set.
+//
+// Row counts and sizes are elements unless a name says bytes. `T` is the compute type, bf16 or float.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+namespace octavo {
+
+// Scratch that grows on demand and starts on a cache line; contents are lost when it grows.
+template <class T>
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+  T* reserve(size_t count) {
+    if (count > capacity_) {
+      std::free(data_);
+      const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+      data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+      if (!data_) throw std::bad_alloc();
+      capacity_ = count;
+    }
+    return data_;
+  }
+
+ private:
+  T* data_ = nullptr;
+  size_t capacity_ = 0;
+};
+
+struct bf16 {
+  uint16_t bits;
+};
+
+enum class DType : int { kFloat32 = 0, kBFloat16 = 1 };
+
+// Attention reads the context in spans of this many positions, counted from position 0 of the sequence.
+constexpr int kSpan = 256;
+// A packed weight is cut into panels of this many output columns.
+constexpr int kPanel = 32;
+
+enum class Epilogue : int {
+  kStore = 0,       // out[T] = x w
+  kStoreFloat = 1,  // out[float] = x w
+  kAdd = 2,         // out[float] += x w      (the residual stream)
+  kSiluGated = 3,   // out[T] = silu(gate) * up; a panel holds 16 gate and the 16 matching up columns
+};
+
+struct LinearArgs {
+  const void* x;       // T [rows][k], row stride k
+  const void* weight;  // packed, see linear.h
+  const float* bias;   // float [n] or null
+  void* out;           // [rows][n], or [rows][n / 2] when gated
+  int64_t rows, n, k;
+  Epilogue epilogue;
+};
+
+struct NormArgs {
+  const float* x;       // float [rows][dim]
+  const float* weight;  // float [dim]
+  void* out;            // T [rows][dim]
+  int64_t rows, dim;
+  float eps;
+};
+
+// Where one layer's keys and values live: `arena + block offset + layer_offset + head * head_bytes`, K then V.
+//   K of a head: [block_size / P][head_dim / E][P][E]   with P = min(16, block_size)
+//   V of a head: [block_size / E][head_dim][E]          with E = elements per 32 bits (2 for bf16, 1 for float)
+struct CacheView {
+  char* arena;
+  int64_t layer_offset;
+  int block_size;
+  int kv_heads;
+  int head_dim;
+};
+
+struct WriteArgs {
+  CacheView cache;
+  const int64_t* blocks;     // [rows] byte offset of the block each row is written to
+  const int32_t* positions;  // [rows]
+  int64_t rows;
+  int q_heads;
+};
+
+// q, k and v of one packed projection: head norms (or null), rotation, then K and V go to the cache.
+struct RopeWriteArgs {
+  WriteArgs write;
+  const float* qkv;     // float [rows][(q_heads + 2 kv_heads) * head_dim]
+  const float* cos;     // float [positions][head_dim / 2]
+  const float* sin;
+  const float* q_norm;  // float [head_dim] or null
+  const float* k_norm;
+  float eps;
+  void* q_out;          // T [rows][q_heads][head_dim]
+};
+
+// K and V as another library left them: element (row, head, dim) at row * row_stride + head * head_stride + dim.
+struct StoreArgs {
+  WriteArgs write;
+  const void* k;
+  const void* v;
+  int64_t k_row_stride, k_head_stride, v_row_stride, v_head_stride;
+};
+
+// One sequence's rows in this step: positions first_position ... first_position + rows - 1.
+struct Segment {
+  int32_t first_row;
+  int32_t rows;
+  int32_t first_position;
+  int32_t blocks;          // entries in its table
+  const int64_t* table;    // byte offsets of its blocks; entries behind the window may be -1
+};
+
+// Rows folded over all their spans by one worker.
+struct FoldItem {
+  int32_t segment;
+  int32_t first;  // row inside the segment
+  int32_t rows;
+};
+
+// Rows of one or several sequences that read the same physical span; each leaves one partial.
+struct SpanItem {
+  int32_t segment;  // whose table is read
+  int32_t span;
+  int32_t first_member, members;
+};
+
+struct SpanMember {
+  int32_t row;       // row of the step
+  int32_t position;
+  int64_t partial;   // index of the partial, in units of one query head's partial times q_heads
+};
+
+struct MergeRow {
+  int32_t row;
+  int32_t spans;
+  int64_t first_partial;
+};
+
+// Made once per step and layer group, run once per layer.
+struct AttentionPlan {
+  std::vector<int64_t> tables;
+  std::vector<Segment> segments;
+  std::vector<FoldItem> folds;
+  std::vector<SpanItem> spans;
+  std::vector<SpanMember> members;
+  std::vector<MergeRow> merges;
+  int64_t partials = 0;
+  int block_size = 0;
+  int window = 0;  // 0: full attention
+};
+
+struct AttentionArgs {
+  CacheView cache;
+  const void* q;  // T [rows][q_heads][head_dim]
+  void* out;      // T [rows][q_heads][head_dim]
+  int q_heads;
+  float scale;
+  float softcap;  // 0: none
+};
+
+struct Kernels {
+  const char* name;
+  bool native_bf16;
+  void (*linear)(DType, const LinearArgs&, int threads);
+  void (*rms_norm)(DType, const NormArgs&, int threads);
+  void (*rope_write)(DType, const RopeWriteArgs&, int threads);
+  void (*cache_write)(DType, const StoreArgs&, int threads);
+  void (*attention)(DType, const AttentionArgs&, const AttentionPlan&, int threads);
+};
+
+}  // namespace octavo

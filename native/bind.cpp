@@ -1,0 +1,195 @@
+// The Python face of the kernels; the only file that knows nanobind.
+//
+// Tensors come as addresses: octavo/kernels/native.py checks shapes and types once and passes integers, since an
+// array protocol call per argument would cost more than the small kernels themselves.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <omp.h>
+
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "args.h"
+#include "memory.h"
+#include "plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+
+Kernels generic_kernels();
+#if defined(__x86_64__)
+Kernels avx2_kernels();
+Kernels avx512_kernels();
+Kernels avx512bf16_kernels();
+#endif
+
+namespace {
+
+std::vector<Kernels> supported() {
+  std::vector<Kernels> all{generic_kernels()};
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(avx2_kernels());
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    all.push_back(avx512_kernels());
+    if (__builtin_cpu_supports("avx512bf16")) all.push_back(avx512bf16_kernels());
+  }
+#endif
+  return all;
+}
+
+Kernels active = supported().back();
+int threads = 1;
+
+template <class T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+void select(const std::string& name) {
+  for (const Kernels& k : supported())
+    if (name == k.name) {
+      active = k;
+      return;
+    }
+  throw std::invalid_argument("no kernel path '" + name + "' on this machine");
+}
+
+std::vector<std::string> paths() {
+  std::vector<std::string> names;
+  for (const Kernels& k : supported()) names.push_back(k.name);
+  return names;
+}
+
+// How many threads a kernel really gets.
+int observed_threads() {
+  int count = 0;
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp single
+    count = omp_get_num_threads();
+  }
+  return count;
+}
+
+void pack(uintptr_t weight, uintptr_t out, int64_t n, int64_t k, int itemsize) {
+  const int64_t steps = k * itemsize / 4;
+  const uint32_t* w = at<uint32_t>(weight);
+  uint32_t* packed = at<uint32_t>(out);
+  const int64_t panels = (n + kPanel - 1) / kPanel;
+#pragma omp parallel for num_threads(threads)
+  for (int64_t p = 0; p < panels; ++p)
+    for (int64_t c = 0; c < kPanel; ++c)
+      for (int64_t i = 0; i < steps; ++i)
+        packed[(p * steps + i) * kPanel + c] = p * kPanel + c < n ? w[(p * kPanel + c) * steps + i] : 0;
+}
+
+using IntArray = nb::ndarray<const int32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using LongArray = nb::ndarray<const int64_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// `segments` is [n][5]: first_row, rows, first_position, where the table starts in `tables`, its length.
+AttentionPlan* make_plan(nb::ndarray<const int64_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu> segments,
+                         LongArray tables, int block_size, int window, int kv_heads) {
+  auto plan = std::make_unique<AttentionPlan>();
+  plan->block_size = block_size;
+  plan->window = window;
+  plan->tables.assign(tables.data(), tables.data() + tables.shape(0));
+  for (size_t i = 0; i < segments.shape(0); ++i) {
+    const int64_t* s = segments.data() + i * 5;
+    const int64_t last = s[2] + s[1] - 1;
+    if (s[1] < 1 || s[3] < 0 || s[3] + s[4] > int64_t(tables.shape(0)) || last / block_size >= s[4])
+      throw std::invalid_argument("segment " + std::to_string(i) + " reaches outside its block table");
+    plan->segments.push_back({int32_t(s[0]), int32_t(s[1]), int32_t(s[2]), int32_t(s[4]), plan->tables.data() + s[3]});
+  }
+  PlanBuilder(*plan, kv_heads, threads).build();
+  return plan.release();
+}
+
+CacheView view(uintptr_t arena, int64_t layer_offset, int block_size, int kv_heads, int head_dim) {
+  return {at<char>(arena), layer_offset, block_size, kv_heads, head_dim};
+}
+
+void bind_kernels(nb::module_& m) {
+  m.def("paths", &paths, "Kernel paths this machine can run, best last.");
+  m.def("path", [] { return std::string(active.name); });
+  m.def("native_bf16", [] { return active.native_bf16; });
+  m.def("select", &select, "name"_a);
+  m.def("set_num_threads", [](int n) { threads = n; }, "n"_a);
+  m.def("num_threads", [] { return threads; });
+  m.def("observed_threads", &observed_threads);
+  m.def("pack", &pack, "weight"_a, "out"_a, "n"_a, "k"_a, "itemsize"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "linear",
+      [](int dtype, uintptr_t x, uintptr_t weight, uintptr_t bias, uintptr_t out, int64_t rows, int64_t n, int64_t k,
+         int epilogue) {
+        active.linear(DType(dtype), {at<void>(x), at<void>(weight), at<float>(bias), at<void>(out), rows, n, k,
+                                     Epilogue(epilogue)}, threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "rms_norm",
+      [](int dtype, uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t dim, float eps) {
+        active.rms_norm(DType(dtype), {at<float>(x), at<float>(weight), at<void>(out), rows, dim, eps}, threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "rope_write",
+      [](int dtype, uintptr_t arena, int64_t layer_offset, int block_size, int kv_heads, int head_dim, int q_heads,
+         uintptr_t blocks, uintptr_t positions, int64_t rows, uintptr_t qkv, uintptr_t cos, uintptr_t sin,
+         uintptr_t q_norm, uintptr_t k_norm, float eps, uintptr_t q_out) {
+        const WriteArgs write{view(arena, layer_offset, block_size, kv_heads, head_dim), at<int64_t>(blocks),
+                              at<int32_t>(positions), rows, q_heads};
+        active.rope_write(DType(dtype), {write, at<float>(qkv), at<float>(cos), at<float>(sin), at<float>(q_norm),
+                                         at<float>(k_norm), eps, at<void>(q_out)}, threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "cache_write",
+      [](int dtype, uintptr_t arena, int64_t layer_offset, int block_size, int kv_heads, int head_dim,
+         uintptr_t blocks, uintptr_t positions, int64_t rows, uintptr_t k, uintptr_t v, int64_t k_row, int64_t k_head,
+         int64_t v_row, int64_t v_head) {
+        const WriteArgs write{view(arena, layer_offset, block_size, kv_heads, head_dim), at<int64_t>(blocks),
+                              at<int32_t>(positions), rows, 0};
+        active.cache_write(DType(dtype), {write, at<void>(k), at<void>(v), k_row, k_head, v_row, v_head}, threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<AttentionPlan>(m, "AttentionPlan")
+      .def_prop_ro("span_items", [](const AttentionPlan& p) { return p.spans.size(); })
+      .def_prop_ro("span_members", [](const AttentionPlan& p) { return p.members.size(); })
+      .def_prop_ro("fold_items", [](const AttentionPlan& p) { return p.folds.size(); });
+  m.def("make_plan", &make_plan, "segments"_a, "tables"_a, "block_size"_a, "window"_a, "kv_heads"_a,
+        nb::rv_policy::take_ownership,
+        "Divide the rows of a step; see plan.h.");
+  m.def(
+      "attention",
+      [](int dtype, const AttentionPlan& plan, uintptr_t arena, int64_t layer_offset, int kv_heads, int head_dim,
+         int q_heads, uintptr_t q, uintptr_t out, float scale, float softcap) {
+        active.attention(DType(dtype), {view(arena, layer_offset, plan.block_size, kv_heads, head_dim), at<void>(q),
+                                        at<void>(out), q_heads, scale, softcap}, plan, threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_memory(nb::module_& m) {
+  nb::class_<HugeBuffer>(m, "HugeBuffer")
+      .def(nb::init<size_t>(), "nbytes"_a)
+      .def_prop_ro("address", [](const HugeBuffer& b) { return reinterpret_cast<uintptr_t>(b.data()); })
+      .def_prop_ro("nbytes", &HugeBuffer::bytes);
+  m.def("move", [](uintptr_t to, uintptr_t from, size_t n) { std::memmove(at<void>(to), at<void>(from), n); });
+  m.def("fill", [](uintptr_t to, int byte, size_t n) { std::memset(at<void>(to), byte, n); });
+}
+
+}  // namespace
+}  // namespace octavo
+
+NB_MODULE(_native, m) {
+  octavo::bind_kernels(m);
+  octavo::bind_memory(m);
+}
