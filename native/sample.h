@@ -261,8 +261,8 @@ inline int32_t sample(const float* row, int64_t size, const Draw& draw, Candidat
 // logits: [*][size] with `stride` floats from row to row; `rows` names the count rows to work on.
 
 inline void sample_rows(const float* logits, int64_t stride, int64_t size, const int32_t* rows, int64_t count,
-                        const Draw* draws, int32_t* tokens) {
-#pragma omp parallel if (count > 1)
+                        const Draw* draws, int32_t* tokens, int threads) {
+#pragma omp parallel num_threads(threads) if (count > 1)
   {
     Candidates candidates;
 #pragma omp for schedule(dynamic)
@@ -274,8 +274,8 @@ inline void sample_rows(const float* logits, int64_t stride, int64_t size, const
 // [count][k]. Log-probabilities are NaN where the row is broken.
 inline void describe_rows(const float* logits, int64_t stride, int64_t size, const int32_t* rows, int64_t count,
                           const int32_t* tokens, int32_t k, double* log_prob, int32_t* rank, int32_t* top_ids,
-                          double* top_log_prob) {
-#pragma omp parallel if (count > 1)
+                          double* top_log_prob, int threads) {
+#pragma omp parallel num_threads(threads) if (count > 1)
   {
     std::vector<uint64_t> keys;
 #pragma omp for schedule(dynamic)
