@@ -41,7 +41,9 @@ def _parse_size(value: int | str, units: dict[str, int], param: str, example: st
         match = _SIZE.fullmatch(value)
         if match is None or match[2] not in units:
             known = ", ".join(u for u in units if u)
-            raise ConfigError(f"{param}={value!r} is not a size; write e.g. {example} (units: {known})", param=param)
+            raise ConfigError(
+                f"{param}={value!r} is not a size; write e.g. {example} (units: {known})", param=param
+            )
         exact = float(match[1]) * units[match[2]]
         amount = math.floor(exact)
         if amount != exact:
@@ -97,7 +99,13 @@ class EngineConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_CACHE_DTYPES))
-        for name in ("kv_cache_memory", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_threads"):
+        for name in (
+            "kv_cache_memory",
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "num_threads",
+        ):
             value = getattr(self, name)
             optional = name in ("kv_cache_memory", "max_model_len", "num_threads")
             if value is None and optional:
@@ -107,7 +115,9 @@ class EngineConfig:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed={self.seed!r} must be a whole number from 0 to 2^64 - 1", param="seed")
         if self.max_waiting is not None and (not isinstance(self.max_waiting, int) or self.max_waiting < 0):
-            raise ConfigError(f"max_waiting={self.max_waiting!r} must be a whole number of at least 0", param="max_waiting")
+            raise ConfigError(
+                f"max_waiting={self.max_waiting!r} must be a whole number of at least 0", param="max_waiting"
+            )
 
     @classmethod
     def create(cls, model: str, **options: Any) -> EngineConfig:

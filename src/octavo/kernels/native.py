@@ -1,0 +1,270 @@
+"""The native kernels, for torch tensors.
+
+torch is imported before the native module, so that both run on one OpenMP pool (the same libgomp). Shapes are the
+caller's promise on the hot path: what could write outside a buffer is asserted where buffers are made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from octavo.config import Environment
+from octavo.errors import ConfigError
+from octavo.kernels import _native
+
+PANEL = 32
+"""Output columns of a packed weight's panel."""
+
+AttentionPlan = _native.AttentionPlan
+HugeBuffer = _native.HugeBuffer
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class Epilogue(IntEnum):
+    """What becomes of a product: stored in the compute type, as float32, added to float32, or gated by SiLU."""
+
+    STORE = 0
+    STORE_FLOAT = 1
+    ADD = 2
+    SILU_GATED = 3
+
+
+def path() -> str:
+    """The instruction-set path in use: `generic`, `avx2`, `avx512` or `avx512bf16`."""
+    return _native.path()
+
+
+def paths() -> list[str]:
+    """The paths this machine can run, best last."""
+    return _native.paths()
+
+
+def select(name: str) -> None:
+    """Use the path `name`. Raises `ConfigError` if this machine cannot run it."""
+    if name not in paths():
+        raise ConfigError(f"OCTAVO_ISA={name!r} cannot run here; this machine has {', '.join(paths())}")
+    _native.select(name)
+
+
+if (_forced := Environment.read().isa) is not None:
+    select(_forced)
+
+
+def set_num_threads(count: int) -> None:
+    """Use `count` threads in these kernels and in torch; raises `ConfigError` if the pool gives fewer."""
+    torch.set_num_threads(count)
+    _native.set_num_threads(count)
+    if (got := _native.observed_threads()) != count:
+        raise ConfigError(
+            f"num_threads={count}: the OpenMP pool gives {got}; unset OMP_THREAD_LIMIT or ask for {got}",
+            param="num_threads",
+        )
+
+
+def num_threads() -> int:
+    """Threads a kernel asks for."""
+    return _native.num_threads()
+
+
+def observed_threads() -> int:
+    """Threads a parallel region of the native module really gets."""
+    return _native.observed_threads()
+
+
+class WeightPool:
+    """Packed weights in one huge-page buffer, handed out front to back."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._buffer = HugeBuffer(max(nbytes, 64))
+        self._used = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return self._buffer.nbytes
+
+    def take(self, nbytes: int) -> int:
+        """The address of `nbytes` more, on a cache line."""
+        start = self._used
+        self._used += -(-nbytes // 64) * 64
+        if self._used > self._buffer.nbytes:
+            raise MemoryError(f"weight pool of {self._buffer.nbytes} bytes is {self._used} bytes too small")
+        return self._buffer.address + start
+
+
+def packed_bytes(n: int, k: int, itemsize: int) -> int:
+    """Bytes a weight of `n` outputs and `k` inputs takes in a `WeightPool`."""
+    return -(-(-(-n // PANEL) * PANEL * k * itemsize) // 64) * 64
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """A weight `[n, k]` laid out for the kernel, and its bias padded to whole panels."""
+
+    address: int
+    n: int
+    k: int
+    dtype: int
+    bias: Tensor | None
+    pool: WeightPool
+
+    @classmethod
+    def pack(cls, weight: Tensor, bias: Tensor | None, pool: WeightPool) -> PackedLinear:
+        """Copies `weight [n, k]` (bfloat16 with even k, or float32) into `pool`."""
+        n, k = weight.shape
+        if weight.dtype == torch.bfloat16 and k % 2:
+            raise ValueError(f"a bf16 weight needs an even number of inputs, not {k}")
+        address = pool.take(packed_bytes(n, k, weight.element_size()))
+        weight = weight.contiguous()
+        _native.pack(weight.data_ptr(), address, n, k, weight.element_size())
+        if bias is not None:
+            bias = torch.nn.functional.pad(bias.float(), (0, -n % PANEL)).contiguous()
+        return cls(address, n, k, _DTYPES[weight.dtype], bias, pool)
+
+    def __call__(self, x: Tensor, out: Tensor, epilogue: Epilogue) -> None:
+        """`out = x w + bias` for `x [rows, k]`; `out` is `[rows, n]`, or `[rows, n / 2]` when gated."""
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        _native.linear(
+            self.dtype, x.data_ptr(), self.address, bias, out.data_ptr(), x.shape[0], self.n, self.k, epilogue
+        )
+
+
+def gate_up_rows(gate: Tensor, up: Tensor) -> Tensor:
+    """Rows of two `[n, k]` weights interleaved as `SILU_GATED` wants them: 16 of gate, the matching 16 of up, ..."""
+    half = PANEL // 2
+    pad = (0, 0, 0, -gate.shape[0] % half)
+    pairs = [torch.nn.functional.pad(w, pad).view(-1, half, w.shape[1]) for w in (gate, up)]
+    return torch.stack(pairs, dim=1).reshape(-1, gate.shape[1])
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """Norm of float32 `x [rows, dim]` with float32 `weight [dim]` into `out [rows, dim]` of the compute type."""
+    _native.rms_norm(
+        _DTYPES[out.dtype], x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], eps
+    )
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Where one layer's keys and values live, and the shape of its heads."""
+
+    arena: int
+    layer_offset: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    q_heads: int
+
+
+@dataclass(frozen=True)
+class RowPlacement:
+    """Where this step's rows stand: byte offset of each row's block (int64) and its position (int32)."""
+
+    blocks: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int32]
+    blocks_address: int
+    positions_address: int
+
+    @classmethod
+    def of(cls, blocks: npt.NDArray[np.int64], positions: npt.NDArray[np.int32]) -> RowPlacement:
+        """Keeps the arrays alive beside their addresses."""
+        return cls(blocks, positions, blocks.ctypes.data, positions.ctypes.data)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotation tables, float32 `[positions, head_dim / 2]`, and the head norms of models that have them."""
+
+    cos: Tensor
+    sin: Tensor
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+
+
+def rope_write(cache: LayerCache, rows: RowPlacement, qkv: Tensor, rope: Rope, q_out: Tensor) -> None:
+    """Splits float32 `qkv [rows, (q + 2 kv heads) * head_dim]`: rotated queries go to `q_out`, K and V to the cache."""
+    _native.rope_write(
+        _DTYPES[q_out.dtype],
+        cache.arena,
+        cache.layer_offset,
+        cache.block_size,
+        cache.kv_heads,
+        cache.head_dim,
+        cache.q_heads,
+        rows.blocks_address,
+        rows.positions_address,
+        len(rows),
+        qkv.data_ptr(),
+        rope.cos.data_ptr(),
+        rope.sin.data_ptr(),
+        0 if rope.q_norm is None else rope.q_norm.data_ptr(),
+        0 if rope.k_norm is None else rope.k_norm.data_ptr(),
+        rope.eps,
+        q_out.data_ptr(),
+    )
+
+
+def cache_write(cache: LayerCache, rows: RowPlacement, k: Tensor, v: Tensor) -> None:
+    """Writes `k, v [rows, kv_heads, head_dim]` (any row and head stride) to the cache."""
+    _native.cache_write(
+        _DTYPES[k.dtype],
+        cache.arena,
+        cache.layer_offset,
+        cache.block_size,
+        cache.kv_heads,
+        cache.head_dim,
+        rows.blocks_address,
+        rows.positions_address,
+        len(rows),
+        k.data_ptr(),
+        v.data_ptr(),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+    )
+
+
+def make_plan(
+    segments: npt.NDArray[np.int64],
+    tables: npt.NDArray[np.int64],
+    block_size: int,
+    window: int | None,
+    kv_heads: int,
+) -> AttentionPlan:
+    """Divides a step's attention for one layer group.
+
+    `segments [n, 5]`: first row, rows, first position, start of the table in `tables`, its length in blocks.
+    Raises `ValueError` if a segment reaches outside its table.
+    """
+    return _native.make_plan(segments, tables, block_size, window or 0, kv_heads)
+
+
+def attention(
+    cache: LayerCache, plan: AttentionPlan, q: Tensor, out: Tensor, scale: float, softcap: float = 0.0
+) -> None:
+    """Attention of `q [rows, q_heads, head_dim]` over the cache into `out` of the same shape."""
+    _native.attention(
+        _DTYPES[q.dtype],
+        plan,
+        cache.arena,
+        cache.layer_offset,
+        cache.kv_heads,
+        cache.head_dim,
+        cache.q_heads,
+        q.data_ptr(),
+        out.data_ptr(),
+        scale,
+        softcap,
+    )
