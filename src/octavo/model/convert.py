@@ -83,6 +83,7 @@ def _write(gguf: Path, draft: Path) -> None:
     )
     model.to(dtype).save_pretrained(draft)
     tokenizer = AutoTokenizer.from_pretrained(**location)
+    tokenizer = _without_invented_tokens(tokenizer, len(_metadata(reader, "tokenizer.ggml.tokens")))
     _restore_splitting(tokenizer.backend_tokenizer, _metadata(reader, "tokenizer.ggml.pre"))
     _check_tokenizer(tokenizer, reader, gguf)
     tokenizer.save_pretrained(draft)
@@ -117,16 +118,40 @@ def _splits_like_gpt2(backend: Any) -> bool:
     return split is not None and split["type"] == "ByteLevel" and bool(split["use_regex"])
 
 
+def _without_invented_tokens(tokenizer: Any, count: int) -> Any:
+    """`tokenizer`, without the `<|endoftext|>` that transformers adds where the file has none in `count` tokens.
+
+    Its id lies beyond the model's embedding, and any prompt could spell it.
+    """
+    if len(tokenizer) <= count:
+        return tokenizer
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerFast
+
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < count]
+    backend = Backend.from_str(json.dumps(state))
+    names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    kept = {name: token for name, token in names.items() if token and backend.token_to_id(token) is not None}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=tokenizer.chat_template,
+        clean_up_tokenization_spaces=False,
+        **kept,
+    )
+
+
 def _check_tokenizer(tokenizer: Any, reader: Any, gguf: Path) -> None:
-    """Raise `ModelRefused` unless the special ids, the template and the vocabulary survived the
-    conversion."""
+    """Raise `ModelRefused` unless the special ids, the template and every byte survived the conversion."""
     expected = {
         "eos_token_id": _metadata(reader, "tokenizer.ggml.eos_token_id"),
         "bos_token_id": _metadata(reader, "tokenizer.ggml.bos_token_id"),
         "chat_template": _metadata(reader, "tokenizer.chat_template"),
-        "vocab_size": len(_metadata(reader, "tokenizer.ggml.tokens")),
     }
-    found = {name: getattr(tokenizer, name) for name in expected} | {"vocab_size": len(tokenizer)}
+    found = {name: getattr(tokenizer, name) for name in expected}
+    if (prepends := _metadata(reader, "tokenizer.ggml.add_bos_token")) is not None:
+        expected["add_bos_token"] = prepends
+        found["add_bos_token"] = tokenizer.backend_tokenizer.encode("a").ids[:1] == [tokenizer.bos_token_id]
     for name, value in expected.items():
         if found[name] != value:
             raise ModelRefused(

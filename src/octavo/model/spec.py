@@ -103,8 +103,8 @@ def _windows(text: Any) -> list[int | None]:
     for index, kind in enumerate(types):
         if kind not in _LAYER_TYPES:
             raise ModelRefused(
-                f"model type {text.model_type!r}: layer {index} is of type {kind!r}; the cache holds the keys "
-                f"and values of {' and '.join(sorted(_LAYER_TYPES))} layers only",
+                f"model type {text.model_type!r}: layer {index} is of type {kind!r}; the cache holds the "
+                f"keys and values of {' and '.join(sorted(_LAYER_TYPES))} layers only",
                 param="model",
             )
     return [window if kind == "sliding_attention" else None for kind in types]
