@@ -1,0 +1,117 @@
+"""The conservation law of the cache, executable."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NoReturn
+
+from octavo.cache.blocks import FREED, Block
+from octavo.errors import BooksDoNotBalance
+
+if TYPE_CHECKING:
+    from octavo.cache.manager import CacheManager
+
+
+def check(cache: CacheManager) -> None:
+    """free + open + sealed = total, references equal live readers, index, pins and policy agree with the
+    blocks.
+
+    Raises `BooksDoNotBalance` with the first thing that does not hold.
+    """
+    _check_arena(cache)
+    _check_leases(cache)
+    _check_index(cache)
+    _check_idle(cache)
+
+
+def _check_arena(cache: CacheManager) -> None:
+    live = cache.arena.check()
+    offsets = {block.offset for block in cache.blocks}
+    if len(offsets) != len(cache.blocks) or offsets != live:
+        _fail(f"{len(cache.blocks)} blocks, {len(offsets)} offsets, {len(live)} in use in the arena")
+    held = sum(block.nbytes for block in cache.blocks)
+    if held + cache.arena.bytes_free != cache.arena.bytes_total:
+        _fail(f"{held} bytes held + {cache.arena.bytes_free} free != {cache.arena.bytes_total}")
+    still_open = sum(not block.sealed for block in cache.blocks)
+    if still_open != cache.blocks_open:
+        _fail(f"{still_open} open blocks, counted {cache.blocks_open}")
+
+
+def _check_leases(cache: CacheManager) -> None:
+    readers: Counter[Block] = Counter()
+    for lease in cache.leases:
+        for g, table in enumerate(lease.tables):
+            for i, block in enumerate(table.blocks):
+                if table.offsets[i] != (FREED if block is None else block.offset):
+                    _fail(f"table entry {i} of group {g} reads {table.offsets[i]}, block is {block}")
+                if block is None:
+                    if cache.layout.groups[g].window is None:
+                        _fail(f"block {i} of full-attention group {g} is gone while it is read")
+                    continue
+                readers[block] += 1
+                if block.sealed != (i < lease.sealed) or (block.group, block.index) != (g, i):
+                    _fail(f"{block} stands at index {i} of group {g} with {lease.sealed} blocks sealed")
+            if len(table.blocks) < cache.layout.num_blocks(lease.computed):
+                _fail(f"{lease.computed} positions computed into {len(table.blocks)} blocks")
+    for block in cache.blocks:
+        if block.refs != readers[block]:
+            _fail(f"{block} has {readers[block]} readers")
+        if not block.sealed and block.refs != 1:
+            _fail(f"{block} is open and shared")
+    if readers.keys() - cache.blocks:
+        _fail("a lease holds blocks that were freed")
+
+
+def _check_index(cache: CacheManager) -> None:
+    indexed: set[Block] = set()
+    children: Counter[Block] = Counter()
+    below: Counter[int] = Counter()
+    for digest, node in cache.index.nodes.items():
+        if node.digest != digest or node.parent is None:
+            _fail(f"node {digest.hex()} is filed under a wrong digest")
+        below[id(node.parent)] += 1
+        for g, block in enumerate(node.blocks):
+            if block is None:
+                continue
+            indexed.add(block)
+            if (
+                not block.sealed
+                or block.node is not node
+                or (block.group, block.index + 1) != (g, node.depth)
+            ):
+                _fail(f"{block} is indexed at depth {node.depth} of group {g}")
+            if cache.layout.groups[g].window is None and node.parent.parent is not None:
+                parent = node.parent.blocks[g]
+                if parent is None:
+                    _fail(f"{block} outlived its parent")
+                children[parent] += 1
+    if indexed != {block for block in cache.blocks if block.node is not None}:
+        _fail("indexed blocks and blocks that think so differ")
+    for block in indexed:
+        if block.children != children[block]:
+            _fail(f"{block} counts {block.children} children, has {children[block]}")
+    for node in [*cache.index.nodes.values(), *cache.index.roots.values()]:
+        if node.children != below[id(node)]:
+            _fail(f"node {node.digest.hex()} counts {node.children} children, has {below[id(node)]}")
+        if not node.children and not any(node.blocks):
+            _fail(f"node {node.digest.hex()} holds nothing")
+
+
+def _check_idle(cache: CacheManager) -> None:
+    plain, pinned = list(cache.policy), list(cache.pins.idle)
+    idle = {block for block in cache.blocks if not block.refs}
+    if len(plain) + len(pinned) != len(idle) or {*plain, *pinned} != idle:
+        _fail(f"{len(idle)} blocks have no reader, the policies hold {len(plain)} + {len(pinned)}")
+    if any(block.node is None for block in idle):
+        _fail("an idle block cannot be found")
+    if any(block.pinned_until for block in plain) or not all(block.pinned_until for block in pinned):
+        _fail("a block waits in the wrong list for its pin")
+    if sum(block.nbytes for block in idle) != cache.bytes_idle:
+        _fail(f"{cache.bytes_idle} bytes counted as idle")
+    kept = sum(block.nbytes for block in cache.blocks if block.pinned_until)
+    if kept != cache.pins.bytes_pinned or kept > cache.pins.budget:
+        _fail(f"{kept} bytes pinned, counted {cache.pins.bytes_pinned} of {cache.pins.budget}")
+
+
+def _fail(what: str) -> NoReturn:
+    raise BooksDoNotBalance(f"cache: {what}")

@@ -1,0 +1,155 @@
+"""Blocks, and who holds them.
+
+Lease        what one sequence holds: a BlockTable by layer group, and where its chain stands in the index
+BlockTable   block i holds positions i * block_size ..; offsets mirror the blocks for the kernels
+Block        one block of the arena; open while it is filled, then sealed and, once published, on a Node
+Node         (prefix.py) the identity of a sealed block: parent and token ids, shared by all layer groups
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from octavo.cache.hashing import Namespace
+
+if TYPE_CHECKING:
+    from octavo.cache.prefix import Node
+
+FREED = -1
+
+
+class Block:
+    """One block. `refs` counts the leases that hold it, `children` the indexed blocks that need it to be
+    found.
+
+    `priority` is that of its most important user so far, so a parent is never less important than its child.
+    `exact` says that everything it was computed from was exact. `pinned_until` is a clock time, 0 when
+    unpinned. `uses` counts the leases that ever held it; `rank` belongs to the eviction policy.
+    """
+
+    __slots__ = (
+        "children",
+        "exact",
+        "format",
+        "group",
+        "index",
+        "nbytes",
+        "node",
+        "offset",
+        "pinned_until",
+        "priority",
+        "rank",
+        "refs",
+        "sealed",
+        "uses",
+    )
+
+    def __init__(
+        self, offset: int, nbytes: int, group: int, index: int, format: str, priority: int, exact: bool
+    ) -> None:
+        self.offset = offset
+        self.nbytes = nbytes
+        self.group = group
+        self.index = index
+        self.format = format
+        self.priority = priority
+        self.exact = exact
+        self.sealed = False
+        self.refs = 1
+        self.uses = 1
+        self.children = 0
+        self.node: Node | None = None
+        self.pinned_until = 0.0
+        self.rank = 0.0
+
+    def __repr__(self) -> str:
+        state = "sealed" if self.sealed else "open"
+        return f"<Block {self.group}:{self.index} {state} at {self.offset} refs={self.refs}>"
+
+
+class BlockTable:
+    """The blocks of one sequence in one layer group. `offsets[i]` is the byte offset of block i, -1 once it
+    was freed behind the window."""
+
+    __slots__ = ("blocks", "first", "offsets")
+
+    def __init__(self) -> None:
+        self.blocks: list[Block | None] = []
+        self.offsets = array("q")
+        self.first = 0
+
+    def append(self, block: Block | None) -> None:
+        self.blocks.append(block)
+        self.offsets.append(FREED if block is None else block.offset)
+
+    def replace(self, i: int, block: Block | None) -> None:
+        self.blocks[i] = block
+        self.offsets[i] = FREED if block is None else block.offset
+
+    def refresh(self) -> None:
+        """Take over the offsets of blocks that were moved."""
+        for i, block in enumerate(self.blocks):
+            if block is not None:
+                self.offsets[i] = block.offset
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        del self.offsets[:]
+        self.first = 0
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+
+class Lease:
+    """What one sequence holds of the cache. Survives a preemption: tables empty, hashes kept.
+
+    `computed` positions have their K and V written, `sealed` blocks of them are full. `tip` is the node of
+    the last published block (None: none yet). `attached` ends for good when a block could not be published,
+    because no later block can then be found through it. `pedigree` is False once something it reads is not
+    exact. A lease with `reuse=False` matches nothing but still publishes.
+    """
+
+    __slots__ = (
+        "attached",
+        "computed",
+        "digests",
+        "exact",
+        "keys",
+        "namespace",
+        "pedigree",
+        "priority",
+        "reuse",
+        "sealed",
+        "tables",
+        "tip",
+    )
+
+    def __init__(
+        self, groups: int, namespace: Namespace, priority: int = 0, exact: bool = False, reuse: bool = True
+    ) -> None:
+        self.namespace = namespace
+        self.priority = priority
+        self.exact = exact
+        self.reuse = reuse
+        self.tables = tuple(BlockTable() for _ in range(groups))
+        self.keys: list[bytes] = []
+        self.digests: list[bytes] = []
+        self.clear()
+
+    computed: int
+    sealed: int
+    tip: Node | None
+    attached: bool
+    pedigree: bool
+
+    def clear(self) -> None:
+        """Forget the blocks; the caller has given them back."""
+        for table in self.tables:
+            table.clear()
+        self.computed = 0
+        self.sealed = 0
+        self.tip = None
+        self.attached = True
+        self.pedigree = True

@@ -1,0 +1,45 @@
+"""What happened to blocks and requests, in order, for those who watch."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+CAPACITY = 65_536
+
+
+class Event(NamedTuple):
+    """`kind` is stored, reclaimed, preempted, resumed, pinned or pin_refused.
+
+    `time` is the engine's clock in seconds. Block events carry `group`, `digest` and the block's `tokens` (a
+    count), request events `request_id` and the `choice` index; pins carry both counts of tokens and the
+    request.
+    """
+
+    time: float
+    kind: str
+    reason: str
+    request_id: str | None = None
+    choice: int = 0
+    group: int = 0
+    digest: bytes = b""
+    tokens: int = 0
+
+
+class EventLog:
+    """The last `capacity` events; `lost` counts those that nobody drained in time."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._events: deque[Event] = deque(maxlen=capacity)
+        self.lost = 0
+
+    def add(self, event: Event) -> None:
+        if len(self._events) == self._events.maxlen:
+            self.lost += 1
+        self._events.append(event)
+
+    def drain(self) -> list[Event]:
+        """All events since the last call, oldest first."""
+        events = list(self._events)
+        self._events.clear()
+        return events

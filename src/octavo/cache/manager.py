@@ -1,0 +1,386 @@
+"""The cache manager: the only one who moves blocks between free, open, sealed and idle.
+
+    extend    free   -> open     before the step that writes them
+    commit    open   -> sealed   after that step; published in the prefix index, freed behind the window
+    release   sealed -> idle     still findable, first in line when memory is wanted
+    acquire   idle   -> sealed   a match
+    reclaim   idle   -> free     inside extend and fork
+
+It knows no request and no step plan. `check` is the law that all of this keeps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from octavo.cache import audit
+from octavo.cache.arena import Arena, Memory
+from octavo.cache.blocks import Block, Lease
+from octavo.cache.events import Event, EventLog
+from octavo.cache.hashing import Namespace
+from octavo.cache.layout import CacheLayout
+from octavo.cache.pins import Pins
+from octavo.cache.policy import POLICIES, Policy
+from octavo.cache.prefix import Match, PrefixIndex
+from octavo.cache.receipt import Miss, Pinned
+from octavo.errors import ConfigError
+
+COMPACTION_RESERVE = 64
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Bytes by use, blocks by state, sealed and open blocks by format."""
+
+    bytes_total: int
+    bytes_free: int
+    bytes_running: int
+    bytes_cached: int
+    bytes_pinned: int
+    blocks: dict[str, int]
+    formats: dict[str, int]
+
+
+class CacheManager:
+    """Blocks of one model in `bytes_total` bytes.
+
+    `max_pinned` is the byte budget of pins, `policy` a name in `POLICIES`. Raises `ConfigError` if not even
+    one block per layer group fits.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        bytes_total: int,
+        *,
+        enable_prefix_caching: bool = True,
+        policy: str = "lru",
+        max_pinned: int = 0,
+        memory: Memory | None = None,
+        poison: bool = False,
+        hash_bits: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if policy not in POLICIES:
+            raise ConfigError(f"policy={policy!r} is not one of {', '.join(POLICIES)}", param="policy")
+        least = sum(layout.block_sizes_bytes)
+        if bytes_total < least:
+            raise ConfigError(
+                f"kv_cache_memory={bytes_total} bytes cannot hold one block per layer group; "
+                f"give at least {least}",
+                param="kv_cache_memory",
+            )
+        self.layout = layout
+        self.enabled = enable_prefix_caching
+        self.clock = clock
+        self.arena = Arena(bytes_total, memory, poison)
+        self.index = PrefixIndex(layout, hash_bits)
+        self.policy: Policy = POLICIES[policy]()
+        self.pins = Pins(max_pinned)
+        self.log = EventLog()
+        self.bytes_idle = 0
+        self.blocks_open = 0
+        self.blocks: set[Block] = set()
+        self.leases: set[Lease] = set()
+        self._sizes = layout.block_sizes_bytes
+        self._windowed = [g for g, group in enumerate(layout.groups) if group.window is not None]
+
+    @property
+    def bytes_available(self) -> int:
+        """Bytes that running sequences could still get: free ones and idle blocks, pinned or not."""
+        return self.arena.bytes_free + self.bytes_idle
+
+    def lease(
+        self, namespace: Namespace, *, priority: int = 0, exact: bool = False, reuse: bool = True
+    ) -> Lease:
+        """A lease that holds nothing yet. With `reuse=False` it never matches (its blocks are still
+        published)."""
+        return Lease(len(self._sizes), namespace, priority, exact, reuse and self.enabled)
+
+    def find(self, lease: Lease, token_ids: Sequence[int]) -> Match:
+        """What of `token_ids` the cache holds. Changes nothing; the match is good until the next change."""
+        return self.index.find(lease, token_ids) if self.enabled else Match()
+
+    def why(self, lease: Lease, token_ids: Sequence[int], match: Match) -> Miss:
+        """Why `match` reaches no further."""
+        return self.index.why(lease, token_ids, match)
+
+    def acquire(self, lease: Lease, match: Match) -> int:
+        """Give the matched blocks to `lease`, which holds nothing. Returns the positions that need no
+        computing."""
+        self.leases.add(lease)
+        depth = match.depth
+        for g, table in enumerate(lease.tables):
+            table.first = self.layout.first_block(g, depth * self.layout.block_size)
+            for i, node in enumerate(match.nodes):
+                block = node.blocks[g] if i >= table.first else None
+                if block is not None:
+                    self._take(block, lease)
+                table.append(block)
+        if depth:
+            lease.tip = match.nodes[-1]
+        lease.sealed = depth
+        lease.computed = depth * self.layout.block_size
+        return lease.computed
+
+    def match(self, lease: Lease, token_ids: Sequence[int]) -> int:
+        """`find` and `acquire` at once."""
+        return self.acquire(lease, self.find(lease, token_ids))
+
+    def bytes_shared(self, match: Match) -> int:
+        """Bytes of the matched blocks that others are reading, so that taking them uses nothing up."""
+        position = match.depth * self.layout.block_size
+        return sum(
+            block.nbytes
+            for g in range(len(self._sizes))
+            for node in match.nodes[self.layout.first_block(g, position) :]
+            if (block := node.blocks[g]) is not None and block.refs
+        )
+
+    def bytes_missing(self, lease: Lease, stop: int) -> int:
+        """Bytes of the blocks that `lease` lacks for positions up to `stop`."""
+        want = self.layout.num_blocks(stop)
+        return sum(
+            max(0, want - len(t.blocks)) * size for t, size in zip(lease.tables, self._sizes, strict=True)
+        )
+
+    def extend(self, lease: Lease, stop: int) -> bool:
+        """Make open blocks for positions up to `stop`, reclaiming idle ones if needed. All of them or, with
+        False, none. Moves blocks in the rare case that free bytes are scattered."""
+        want = -(-stop // self.layout.block_size)
+        if all(len(table.blocks) >= want for table in lease.tables):
+            self.leases.add(lease)
+            return True
+        if self.bytes_missing(lease, stop) > self.bytes_available:
+            return False
+        self.leases.add(lease)
+        for g, table in enumerate(lease.tables):
+            for i in range(len(table.blocks), want):
+                table.append(self._new_block(g, i, lease))
+        return True
+
+    def commit(self, lease: Lease, token_ids: Sequence[int], stop: int) -> int:
+        """Positions before `stop` have been computed: seal and publish full blocks, free those behind the
+        window. Returns the number of blocks sealed. Call it after the step, never before."""
+        size = self.layout.block_size
+        full, sealed = stop // size, lease.sealed
+        lease.computed = stop
+        if full > sealed:
+            if self.enabled:
+                self.index.hash(lease, token_ids, full)
+            for i in range(sealed, full):
+                self._seal(lease, i)
+            lease.sealed = full
+        for g in self._windowed:
+            table = lease.tables[g]
+            first = min(self.layout.first_block(g, stop), full)
+            for i in range(table.first, first):
+                block = table.blocks[i]
+                if block is not None:
+                    table.replace(i, None)
+                    self._let_go(block)
+            table.first = max(table.first, first)
+        return (full - sealed) * len(self._sizes)
+
+    def fork(self, lease: Lease) -> Lease | None:
+        """A second reader of everything `lease` holds: sealed blocks shared, open ones copied at compute
+        precision. None, and nothing changed, if there is no room for the copies."""
+        start = lease.sealed
+        need = sum((len(t.blocks) - start) * size for t, size in zip(lease.tables, self._sizes, strict=True))
+        if need > self.bytes_available:
+            return None
+        child = Lease(len(self._sizes), lease.namespace, lease.priority, lease.exact, lease.reuse)
+        child.keys, child.digests = list(lease.keys), list(lease.digests)
+        child.computed, child.sealed, child.tip = lease.computed, lease.sealed, lease.tip
+        child.attached, child.pedigree = lease.attached, lease.pedigree
+        self.leases.add(child)
+        for g, (table, copy) in enumerate(zip(lease.tables, child.tables, strict=True)):
+            copy.first = table.first
+            for block in table.blocks[:start]:
+                if block is not None:
+                    block.refs += 1
+                    block.uses += 1
+                copy.append(block)
+            for i in range(start, len(table.blocks)):
+                twin = self._new_block(g, i, child)
+                source = table.blocks[i]
+                assert source is not None
+                if self.arena.memory is not None:
+                    self.arena.memory.copy(source.offset, twin.offset, twin.nbytes)
+                copy.append(twin)
+        return child
+
+    def release(self, lease: Lease) -> None:
+        """Take all blocks of `lease` back, tails first. Published ones stay findable until they are
+        reclaimed."""
+        for table in lease.tables:
+            for block in reversed(table.blocks):
+                if block is not None:
+                    self._let_go(block)
+        lease.clear()
+        self.leases.discard(lease)
+
+    def pin(self, lease: Lease, ttl_s: float, request_id: str | None = None) -> Pinned:
+        """Keep the published blocks of `lease` for `ttl_s` seconds, all of them or, over budget, none."""
+        blocks = [b for t in lease.tables for b in reversed(t.blocks) if b is not None and b.node is not None]
+        nbytes = sum(block.nbytes for block in blocks)
+        tokens = lease.sealed * self.layout.block_size
+        over = self.pins.bytes_pinned + self.pins.bytes_added(blocks) - self.pins.budget
+        if not self.enabled:
+            outcome = Pinned(ttl_s, 0, 0, "prefix caching is disabled")
+        elif over > 0:
+            outcome = Pinned(ttl_s, 0, 0, f"over max_pinned={self.pins.budget} bytes by {over}")
+        else:
+            outcome = Pinned(ttl_s, len(blocks), nbytes)
+            self.pins.add(blocks, self.clock() + ttl_s)
+        kind, reason = (
+            ("pinned", "cache_ttl") if outcome.refused is None else ("pin_refused", outcome.refused)
+        )
+        self.log.add(Event(self.clock(), kind, reason, request_id, tokens=tokens))
+        return outcome
+
+    def expire(self) -> None:
+        """End the pins whose time is over."""
+        self.pins.expire(self.clock(), self.policy.add)
+
+    def reset(self) -> int:
+        """Forget every published block; idle ones are freed, those in use stay with their readers. Returns
+        how many were forgotten."""
+        published = [block for block in self.blocks if block.node is not None]
+        for block in published:
+            if block.pinned_until:
+                self.pins.remove(block)
+        for block in sorted(published, key=lambda b: -b.index):
+            self._unpublish(block, "reset")
+            if not block.refs:
+                self.bytes_idle -= block.nbytes
+                self._free(block)
+        self.policy, self.pins.idle = type(self.policy)(), type(self.pins.idle)()
+        for lease in self.leases:
+            lease.attached = False
+        return len(published)
+
+    def events(self) -> list[Event]:
+        """What happened since the last call."""
+        return self.log.drain()
+
+    def stats(self) -> CacheStats:
+        arena, sealed = self.arena, len(self.blocks) - self.blocks_open
+        return CacheStats(
+            bytes_total=arena.bytes_total,
+            bytes_free=arena.bytes_free,
+            bytes_running=arena.bytes_total - self.bytes_available,
+            bytes_cached=self.bytes_idle,
+            bytes_pinned=self.pins.bytes_pinned,
+            blocks={"open": self.blocks_open, "sealed": sealed},
+            formats={self.layout.format: len(self.blocks)} if self.blocks else {},
+        )
+
+    def check(self) -> None:
+        """Raises `BooksDoNotBalance` unless every byte, reference and index entry is accounted for."""
+        audit.check(self)
+
+    def _seal(self, lease: Lease, i: int) -> None:
+        for table in lease.tables:
+            block = table.blocks[i]
+            assert block is not None
+            block.sealed = True
+            self.blocks_open -= 1
+        if not (self.enabled and lease.attached):
+            return
+        node = self.index.publish(lease, i)
+        if node is None or any(twin is not None and twin.exact < lease.pedigree for twin in node.blocks):
+            lease.attached = False
+            return
+        lease.tip = node
+        for g, table in enumerate(lease.tables):
+            block, twin = table.blocks[i], node.blocks[g]
+            assert block is not None
+            if twin is None:
+                self.index.put(node, block)
+                self._note("stored", "sealed", block)
+            else:
+                self._take(twin, lease)
+                table.replace(i, twin)
+                self._let_go(block)
+
+    def _take(self, block: Block, lease: Lease) -> None:
+        if not block.refs:
+            (self.pins.idle if block.pinned_until else self.policy).remove(block)
+            self.bytes_idle -= block.nbytes
+        block.refs += 1
+        block.uses += 1
+        if lease.priority < block.priority:
+            block.priority = lease.priority
+        if not block.exact:
+            lease.pedigree = False
+
+    def _let_go(self, block: Block) -> None:
+        block.refs -= 1
+        if block.refs:
+            return
+        if block.node is None:
+            self._free(block)
+            return
+        (self.pins.idle if block.pinned_until else self.policy).add(block)
+        self.bytes_idle += block.nbytes
+
+    def _new_block(self, g: int, i: int, lease: Lease) -> Block:
+        size = self._sizes[g]
+        while self.arena.bytes_free < size:
+            self._reclaim(size)
+        offset = self.arena.allocate(size)
+        if offset is None:
+            offset = self._compact(size)
+        block = Block(offset, size, g, i, self.layout.format, lease.priority, lease.pedigree)
+        self.blocks.add(block)
+        self.blocks_open += 1
+        return block
+
+    def _compact(self, nbytes: int) -> int:
+        """Slide the blocks together. Reclaims a little more than needed first, so that this stays rare."""
+        reserve = self.arena.bytes_total // COMPACTION_RESERVE
+        while self.arena.bytes_free < reserve and self.bytes_idle > self.pins.bytes_pinned:
+            self._reclaim(nbytes)
+        offset = self.arena.allocate(nbytes)
+        if offset is not None:
+            return offset
+        moved = self.arena.compact()
+        for block in self.blocks:
+            block.offset = moved.get(block.offset, block.offset)
+        for lease in self.leases:
+            for table in lease.tables:
+                table.refresh()
+        offset = self.arena.allocate(nbytes)
+        assert offset is not None
+        return offset
+
+    def _reclaim(self, nbytes: int) -> None:
+        block, reason = self.policy.victim(nbytes), "pressure"
+        if block is None:
+            block, reason = self.pins.idle.victim(nbytes), "pressure on pins"
+        assert block is not None
+        if block.pinned_until:
+            self.pins.remove(block)
+        self.bytes_idle -= block.nbytes
+        self._unpublish(block, reason)
+        self._free(block)
+
+    def _unpublish(self, block: Block, reason: str) -> None:
+        self._note("reclaimed", reason, block)
+        self.index.drop(block)
+
+    def _free(self, block: Block) -> None:
+        self.blocks.remove(block)
+        if not block.sealed:
+            self.blocks_open -= 1
+        self.arena.free(block.offset)
+
+    def _note(self, kind: str, reason: str, block: Block) -> None:
+        assert block.node is not None
+        size = self.layout.block_size
+        self.log.add(
+            Event(self.clock(), kind, reason, group=block.group, digest=block.node.digest, tokens=size)
+        )
