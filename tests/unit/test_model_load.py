@@ -170,6 +170,16 @@ def test_quantised_checkpoints_are_refused(llama: Path) -> None:
     assert "gptq" in refusal(llama)
 
 
+def test_a_null_quantisation_is_none(llama: Path) -> None:
+    edit_config(llama, quantization_config=None)
+    assert load_model(str(llama), dtype="float32").spec.num_layers == 2
+
+
+def test_a_configuration_without_heads_is_refused(llama: Path) -> None:
+    edit_config(llama, num_attention_heads=0)
+    assert "config.json" in refusal(llama)
+
+
 def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
     config = transformers.MambaConfig(**SMALL, hidden_size=32, num_hidden_layers=2, state_size=4)
     assert "recurrent state" in refusal(save_model(config, tmp_path / "mamba"))

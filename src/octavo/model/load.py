@@ -13,7 +13,14 @@ from octavo.errors import ConfigError
 from octavo.model.digest import weights_digest
 from octavo.model.pull import Notice
 from octavo.model.quiet import quiet_transformers
-from octavo.model.refuse import causal_class, check_attention, check_config, check_directory, refused
+from octavo.model.refuse import (
+    causal_class,
+    check_attention,
+    check_config,
+    check_directory,
+    first_line,
+    refused,
+)
 from octavo.model.source import resolve
 from octavo.model.spec import ModelSpec, id_tuple
 from octavo.model.tokenizer import Tokenizer, load_tokenizer
@@ -77,7 +84,7 @@ def load_model(
     with quiet_transformers():
         config = _read_config(path)
         check_config(path, config)
-        spec = ModelSpec.from_config(config)
+        spec = _read_spec(path, config)
         model = _read_weights(path, config, torch_dtype, attn_implementation)
         generation = model.generation_config
         spec = replace(
@@ -103,7 +110,16 @@ def _read_config(path: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # a configuration is untrusted input: transformers raises many kinds of errors
-        raise refused(path, f"its config.json is not usable: {_first_line(error)}") from error
+        raise refused(path, f"its config.json is not usable: {first_line(error)}") from error
+
+
+def _read_spec(path: Path, config: Any) -> ModelSpec:
+    try:
+        return ModelSpec.from_config(config)
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise refused(
+            path, f"its config.json does not describe attention layers: {first_line(error)}"
+        ) from error
 
 
 def _read_weights(path: Path, config: Any, dtype: torch.dtype, attn_implementation: str | None) -> Any:
@@ -121,14 +137,10 @@ def _read_weights(path: Path, config: Any, dtype: torch.dtype, attn_implementati
             **options,
         )
     except Exception as error:  # as above: truncated files, wrong shapes, unreadable headers
-        raise refused(path, f"its weights cannot be read: {_first_line(error)}") from error
+        raise refused(path, f"its weights cannot be read: {first_line(error)}") from error
     missing = sorted(info["missing_keys"]) or sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise refused(
             path, f"{len(missing)} weights are missing or of the wrong shape, the first is {missing[0]}"
         )
     return model.eval().requires_grad_(False)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

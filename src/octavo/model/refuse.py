@@ -26,6 +26,11 @@ def refused(where: object, reason: str) -> ModelRefused:
     return ModelRefused(f"model={str(where)!r} cannot be served: {reason}", param="model")
 
 
+def first_line(error: Exception) -> str:
+    """What an error of another library says, short enough for one of ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def check_directory(path: Path) -> None:
     """Raise `ModelRefused` unless `path` has a configuration, safetensors weights and needs no code of its
     own."""
@@ -48,8 +53,8 @@ def check_directory(path: Path) -> None:
                 "safetensors",
             )
         raise refused(path, "it has no .safetensors weights (pickle weights are never read)")
-    if "quantization_config" in raw:
-        method = raw["quantization_config"].get("quant_method", "an unnamed method")
+    if quantization := raw.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise refused(
             path, f"its weights are quantised with {method}; use the unquantised checkpoint or a .gguf file"
         )
@@ -125,8 +130,13 @@ def check_attention(path: Path, model: Any, spec: ModelSpec) -> tuple[LayerSpec,
     of its cache.
     """
     seen: dict[int, LayerSpec] = {}
-    with _observed(model, path, seen), torch.inference_mode():
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False)
+    try:
+        with _observed(model, path, seen), torch.inference_mode():
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False)
+    except ModelRefused:
+        raise
+    except Exception as error:  # any model of transformers runs here, so anything may come
+        raise refused(path, f"it fails on a single token: {first_line(error)}") from error
     for index, expected in enumerate(spec.layers):
         if index not in seen:
             raise refused(
