@@ -119,7 +119,7 @@ def _splits_like_gpt2(backend: Any) -> bool:
 
 
 def _without_invented_tokens(tokenizer: Any, count: int) -> Any:
-    """`tokenizer`, without the `<|endoftext|>` that transformers adds where the file's `count` tokens lack it.
+    """`tokenizer` without the `<|endoftext|>` that transformers adds where the file's `count` tokens lack it.
 
     Its id lies beyond the model's embedding, and any prompt could spell it.
     """
