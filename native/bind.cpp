@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -16,6 +17,7 @@
 #include "args.h"
 #include "memory.h"
 #include "plan.h"
+#include "sample.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -186,10 +188,71 @@ void bind_memory(nb::module_& m) {
   m.def("fill", [](uintptr_t to, int byte, size_t n) { std::memset(at<void>(to), byte, n); });
 }
 
+using Logits = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::device::cpu>;
+template <class T>
+using Out = nb::ndarray<T, nb::numpy, nb::c_contig, nb::device::cpu>;
+using DrawArray = nb::ndarray<const double, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void check_rows(const Logits& logits, const IntArray& rows) {
+  if (rows.shape(0) > 0 && (logits.shape(1) == 0 || (logits.shape(1) > 1 && logits.stride(1) != 1)))
+    throw std::invalid_argument("logits need at least one entry to the row, next to each other");
+  for (size_t i = 0; i < rows.shape(0); ++i)
+    if (rows(i) < 0 || size_t(rows(i)) >= logits.shape(0))
+      throw std::invalid_argument("row " + std::to_string(rows(i)) + " of " + std::to_string(logits.shape(0)));
+}
+
+// `draws` is [rows][5]: temperature, top_k, top_p, min_p, uniform. Writes one token id per row, or a negative code.
+void sample_rows(Logits logits, IntArray rows, DrawArray draws, Out<int32_t> tokens) {
+  check_rows(logits, rows);
+  if (draws.shape(0) != rows.shape(0) || draws.shape(1) != 5 || tokens.size() != rows.shape(0))
+    throw std::invalid_argument("sample_rows: shapes do not agree");
+  std::vector<sampling::Draw> each(rows.shape(0));
+  for (size_t i = 0; i < each.size(); ++i)
+    each[i] = {draws(i, 0), int32_t(std::min(draws(i, 1), 2147483647.0)), draws(i, 2), draws(i, 3), draws(i, 4)};
+  nb::gil_scoped_release release;
+  sampling::sample_rows(logits.data(), logits.stride(0), int64_t(logits.shape(1)), rows.data(),
+                        int64_t(rows.shape(0)), each.data(), tokens.data(), threads);
+}
+
+// Fills log_prob and rank [rows] of `tokens`, and the k likeliest of each row: ids and log-probs [rows][k].
+void describe_rows(Logits logits, IntArray rows, IntArray tokens, Out<double> log_prob, Out<int32_t> rank,
+                   Out<int32_t> top_ids, Out<double> top_log_prob) {
+  check_rows(logits, rows);
+  const size_t count = rows.shape(0), k = count == 0 ? 0 : top_ids.size() / count;
+  if (tokens.shape(0) != count || log_prob.size() != count || rank.size() != count || top_ids.size() != k * count ||
+      top_log_prob.size() != k * count || k > logits.shape(1))
+    throw std::invalid_argument("describe_rows: shapes do not agree");
+  for (size_t i = 0; i < count; ++i)
+    if (tokens(i) < 0 || size_t(tokens(i)) >= logits.shape(1))
+      throw std::invalid_argument("token id " + std::to_string(tokens(i)) + " is outside the vocabulary");
+  nb::gil_scoped_release release;
+  sampling::describe_rows(logits.data(), logits.stride(0), int64_t(logits.shape(1)), rows.data(), int64_t(count),
+                          tokens.data(), int32_t(k), log_prob.data(), rank.data(), top_ids.data(),
+                          top_log_prob.data(), threads);
+}
+
+void bind_sampling(nb::module_& m) {
+  m.def("sample_rows", &sample_rows, "logits"_a.noconvert(), "rows"_a.noconvert(), "draws"_a.noconvert(),
+        "tokens"_a.noconvert());
+  m.def("describe_rows", &describe_rows, "logits"_a.noconvert(), "rows"_a.noconvert(), "tokens"_a.noconvert(),
+        "log_prob"_a.noconvert(), "rank"_a.noconvert(), "top_ids"_a.noconvert(), "top_log_prob"_a.noconvert());
+  m.def("uniform", &sampling::uniform, "seed"_a, "choice"_a, "position"_a,
+        "A double in [0, 1): a function of (seed, choice, position) alone.");
+  m.def(
+      "philox",
+      [](std::vector<uint32_t> counter, uint32_t key0, uint32_t key1) {
+        if (counter.size() != 4) throw std::invalid_argument("the counter of Philox4x32 is four words");
+        sampling::philox(counter.data(), key0, key1);
+        return counter;
+      },
+      "counter"_a, "key0"_a, "key1"_a);
+}
+
 }  // namespace
 }  // namespace octavo
 
 NB_MODULE(_native, m) {
   octavo::bind_kernels(m);
   octavo::bind_memory(m);
+  octavo::bind_sampling(m);
 }

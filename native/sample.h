@@ -53,31 +53,16 @@ inline float exp_nonpositive(float x) {
   return x < -87.0f ? 0.0f : series * power;
 }
 
-constexpr int kLanes = 16;
-
-// The largest entry, or NaN if the row holds a NaN.
+// The largest entry, or NaN if the row holds a NaN. The same in any order, so the compiler may choose one.
 inline float row_max(const float* row, int64_t size) {
-  float best[kLanes];
-  uint32_t broken[kLanes] = {};
-  std::fill(best, best + kLanes, kMinusInfinity);
-  const int64_t whole = size - size % kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float x = row[i + lane];
-      best[lane] = x > best[lane] ? x : best[lane];
-      broken[lane] |= x != x;
-    }
-  float result = kMinusInfinity;
-  uint32_t any = 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    result = best[lane] > result ? best[lane] : result;
-    any |= broken[lane];
+  float max = kMinusInfinity;
+  uint32_t broken = 0;
+#pragma omp simd reduction(max : max) reduction(| : broken)
+  for (int64_t i = 0; i < size; ++i) {
+    max = row[i] > max ? row[i] : max;
+    broken |= row[i] != row[i];
   }
-  for (int64_t i = whole; i < size; ++i) {
-    result = row[i] > result ? row[i] : result;
-    any |= row[i] != row[i];
-  }
-  return any ? std::numeric_limits<float>::quiet_NaN() : result;
+  return broken ? std::numeric_limits<float>::quiet_NaN() : max;
 }
 
 // The lowest id of the largest entry, or kAllMasked / kNotANumber.
@@ -88,18 +73,32 @@ inline int32_t argmax(const float* row, int64_t size) {
   return static_cast<int32_t>(std::find(row, row + size, max) - row);
 }
 
-// log(sum(exp(row))) in double; NaN for a row that is broken or masked altogether. 16 lanes, then a fixed tree.
+constexpr int kLanes = 16;
+constexpr int kBlock = 256;
+
+// The sum of kBlock terms: 16 lanes, then a fixed tree.
+inline float block_sum(const float* terms) {
+  float sum[kLanes] = {};
+  for (int i = 0; i < kBlock; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) sum[lane] += terms[i + lane];
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int lane = 0; lane < width; ++lane) sum[lane] += sum[lane + width];
+  return sum[0];
+}
+
+// log(sum(exp(row))); NaN for a row that is broken or masked altogether. Blocks of 256 entries, the last one filled
+// up with zeros, are summed in float32 and added in double, in order.
 inline double log_sum_exp(const float* row, int64_t size) {
   const float max = row_max(row, size);
   if (!(std::fabs(max) < std::numeric_limits<float>::infinity())) return std::numeric_limits<double>::quiet_NaN();
-  double sum[kLanes] = {};
-  const int64_t whole = size - size % kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane) sum[lane] += static_cast<double>(exp_nonpositive(row[i + lane] - max));
-  for (int64_t i = whole; i < size; ++i) sum[i - whole] += static_cast<double>(exp_nonpositive(row[i] - max));
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int lane = 0; lane < width; ++lane) sum[lane] += sum[lane + width];
-  return static_cast<double>(max) + std::log(sum[0]);
+  double sum = 0;
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    const int64_t count = std::min<int64_t>(kBlock, size - begin);
+    float terms[kBlock] = {};
+    for (int64_t i = 0; i < count; ++i) terms[i] = exp_nonpositive(row[begin + i] - max);
+    sum += static_cast<double>(block_sum(terms));
+  }
+  return static_cast<double>(max) + std::log(sum);
 }
 
 // 1 for the largest entry; equal entries rank by token id.
@@ -155,11 +154,10 @@ class Candidates {
   // `max` is the row's largest entry, finite; min_p drops what is less likely than min_p times the likeliest.
   void load(const float* row, int64_t size, float max, double temperature, double min_p) {
     relative_.resize(static_cast<size_t>(size));
-    for (int64_t i = 0; i < size; ++i) {
-      const double distance = static_cast<double>(row[i]) - static_cast<double>(max);
-      relative_[static_cast<size_t>(i)] = static_cast<float>(distance / temperature);
-    }
-    for (float& e : relative_) e = exp_nonpositive(e);
+    // Beyond these limits nothing changes: only equals of the likeliest are left, or all entries are equal.
+    const float divisor = static_cast<float>(std::clamp(temperature, 1e-30, 1e30));
+    float* relative = relative_.data();
+    for (int64_t i = 0; i < size; ++i) relative[i] = exp_nonpositive((row[i] - max) / divisor);
     least_ = std::max(static_cast<float>(kScaleInverse), static_cast<float>(min_p));
     count_.assign(kBuckets, 0);
     mass_.assign(kBuckets, 0);

@@ -1,13 +1,13 @@
 """Token ids to text, one token at a time. Knows no tokenizer's inside, only its `decode`.
 
-Decoding one token alone is wrong (half a character, a leading space stripped), decoding everything again each time
-is quadratic. So a short window of the last tokens is decoded, and what it shows beyond the text already given is new.
+Decoding one token alone is wrong (half a character, a leading space stripped), decoding everything again each
+time is quadratic. So a short window of the last tokens is decoded, and what it shows beyond the text already
+given is new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os.path import commonprefix
 from typing import Any, Protocol
 
 _REPLACEMENT = "\ufffd"
@@ -23,19 +23,27 @@ class Decoder(Protocol):
 
 
 def find_fallback_byte(backend: Any) -> int | None:
-    """The id of a byte token that is no character alone, if `backend` (a `tokenizers.Tokenizer`) has byte fallback."""
+    """The id of a byte token that is no character alone, if `backend`, a `tokenizers.Tokenizer`, has byte
+    fallback."""
     token: int | None = backend.token_to_id("<0xC3>")
     if token is None or backend.decode([token, token]) != 2 * _REPLACEMENT:
         return None
     return token
 
 
+def _common(a: str, b: str) -> int:
+    """How many characters `a` and `b` have in common at their beginning."""
+    if b.startswith(a):
+        return len(a)
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(b))
+
+
 class IncrementalDetokenizer:
     """Turns token ids into deltas whose concatenation, with `flush()`, is `decode` of all ids.
 
-    A delta never holds a part of a character, nor text that a later token could still change. `fallback_byte` is
-    what `find_fallback_byte` says: with byte fallback (SentencePiece) one bad byte turns a whole run of byte tokens
-    into U+FFFD, so such a run is given only once it has ended. Amortised O(1) per token.
+    A delta never holds a part of a character, nor text that a later token could still change. `fallback_byte`
+    is what `find_fallback_byte` says: with byte fallback (SentencePiece) one bad byte turns a whole run of
+    byte tokens into U+FFFD, so such a run is given only once it has ended. Amortised O(1) per token.
     """
 
     def __init__(
@@ -53,7 +61,7 @@ class IncrementalDetokenizer:
         if self._byte is not None and self._decode([token_id]) == _REPLACEMENT:
             return ""
         final, pending = self._split(self._window)
-        delta = final[len(commonprefix((self._given, final))) :]
+        delta = final[_common(self._given, final) :]
         if not delta and self._hidden(token_id):
             self._window.pop()
             return ""
@@ -65,7 +73,7 @@ class IncrementalDetokenizer:
     def flush(self) -> str:
         """What was held back, as it is; the next token begins a new text."""
         text = self._decode(self._window)
-        rest = text[len(commonprefix((self._given, text))) :]
+        rest = text[_common(self._given, text) :]
         self._window, self._given = [], ""
         return rest
 
@@ -76,14 +84,14 @@ class IncrementalDetokenizer:
         """The text of `ids`: the part that no later token can change, and the rest."""
         text = self._decode(ids)
         if self._byte is not None:
-            final = commonprefix((text, self._decode([*ids, self._byte])))
+            final = text[: _common(text, self._decode([*ids, self._byte]))]
         else:
-            # Bytes that end in the middle of a character show as one U+FFFD; those before it were wrong for good.
+            # Bytes that end inside a character show as one U+FFFD; those before it were wrong for good.
             final = text.removesuffix(_REPLACEMENT)
         return final, text[len(final) :]
 
     def _hidden(self, token_id: int) -> bool:
-        """Whether it is a special token that `skip_special_tokens` leaves out, and not a space that is stripped."""
+        """Whether `skip_special_tokens` leaves it out; a space that is stripped is not left out for good."""
         return (
             self._skip
             and not self._decode([token_id])

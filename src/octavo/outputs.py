@@ -25,7 +25,7 @@ PromptLogprobs = list[dict[int, Logprob] | None]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the `n` answers of a request. `logprobs` has one dict (token id → `Logprob`) per token, if asked for.
+    """One of the `n` answers of a request. `logprobs` has one dict (token id → `Logprob`) per token.
 
     `stop_reason` is the stop string or the stop token id that ended the answer; None for the end token.
     """
@@ -47,8 +47,8 @@ class CompletionOutput:
 class RequestOutput:
     """The state of a request: complete when `finished`, what there is so far while it streams.
 
-    `prompt` is None when the prompt came as token ids. `prompt_logprobs` has one entry per prompt token, the first
-    is None. The receipt is there once the request has been admitted.
+    `prompt` is None when the prompt came as token ids. `prompt_logprobs` has one entry per prompt token, the
+    first is None. The receipt is there once the request has been admitted.
     """
 
     request_id: str

@@ -18,13 +18,13 @@ MAX_CHOICES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Parameters of one request, checked on construction; raises `InvalidRequest` with `param` set to the field.
+    """Parameters of one request, checked on construction; raises `InvalidRequest` with the field as `param`.
 
     | field | meaning |
     |---|---|
     | n | independent answers; answer 0 equals the one of `n=1` |
     | temperature | 0 is greedy: the likeliest token, the lowest id among equals |
-    | top_k, top_p, min_p | off at 0 or -1, 1.0, 0.0; applied in the order min_p, top_k, top_p after the temperature |
+    | top_k, top_p, min_p | off at 0 or -1, 1.0, 0.0; after the temperature: min_p, then top_k, then top_p |
     | seed | None draws one; the receipt names it |
     | max_tokens | new tokens at most; None is the rest of the context |
     | min_tokens | end and stop tokens are masked, and stop strings do not count, until then |
@@ -33,7 +33,7 @@ class SamplingParams:
     | ignore_eos | the end token may be emitted and generation goes on |
     | bad_words | strings whose last token is masked where the tokens before it are there |
     | allowed_token_ids | every other token is masked |
-    | repetition_penalty | over prompt and answer: positive logits are divided by it, others multiplied; 1.0 is off |
+    | repetition_penalty | over prompt and answer: divides positive logits, multiplies others; 1.0 is off |
     | presence_penalty, frequency_penalty | over the answer: subtracted once, and once per occurrence |
     | logit_bias | token id → what is added to its logit |
     | logprobs, prompt_logprobs | how many alternatives to report per token; -1 is the whole vocabulary |
@@ -42,7 +42,7 @@ class SamplingParams:
     | cache_salt | requests share cached blocks only under the same salt; None is none, `""` is one |
     | cache_ttl | seconds for which the blocks of this request stay pinned after it |
     | exact | never match or hold blocks that are not bit-exact |
-    | context_policy, sinks, window | "window": beyond sinks + window positions the oldest after the sinks are dropped |
+    | context_policy, sinks, window | "window": beyond sinks + window the oldest after the sinks are dropped |
     """
 
     n: int = 1
@@ -102,12 +102,13 @@ class SamplingParams:
         return self.temperature == 0
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise `InvalidRequest` if a token id or a number of log-probs lies outside a vocabulary of `vocab_size`."""
+        """Raise `InvalidRequest` if a token id or a number of log-probs does not fit a vocabulary."""
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token in getattr(self, name) or ():
                 if token >= vocab_size:
                     raise InvalidRequest(
-                        f"{name} holds token id {_show(token)}, and the vocabulary ends at {vocab_size - 1}; remove it",
+                        f"{name} holds token id {_show(token)}, which is outside the vocabulary; "
+                        f"ids from 0 to {vocab_size - 1} work",
                         param=name,
                     )
         for name in ("logprobs", "prompt_logprobs"):
@@ -213,11 +214,15 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
     return tuple(items)
 
 
+def _is_token_id(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 0
+
+
 def _token_ids(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list | tuple | set | frozenset):
         _refuse(name, value, "a list of token ids", [])
     for token in value:
-        if isinstance(token, bool) or not isinstance(token, Integral) or token < 0:
+        if not _is_token_id(token):
             _refuse(name, value, f"a list of token ids of at least 0, and {_show(token)} is none", [])
     return tuple(sorted({int(token) for token in value}))
 
@@ -240,19 +245,22 @@ def _logit_bias(name: str, value: object) -> dict[int, float] | None:
         return None
     if not isinstance(value, Mapping):
         _refuse(name, value, "a mapping of token ids to numbers from -100 to 100, or None", None)
-    _token_ids(name, list(value))
-    bias = _real(-100, 100)
-    for token, number in value.items():
+    number = _real(-100, 100)
+    for token, bias in value.items():
+        if not _is_token_id(token):
+            _refuse(name, value, f"keyed by token ids of at least 0, and {_show(token)} is none", None)
         try:
-            bias(name, number)
+            number(name, bias)
         except InvalidRequest:
-            _refuse(name, value, f"numbers from -100 to 100, and that of token {token} is {_show(number)}", None)
-    return {int(token): float(number) for token, number in value.items()}
+            _refuse(name, value, f"of numbers from -100 to 100, and that of {token} is {_show(bias)}", None)
+    return {int(token): float(bias) for token, bias in value.items()}
 
 
 def _context_policy(name: str, value: object) -> str | None:
-    if value is None or value == "window":
-        return None if value is None else "window"
+    if value is None:
+        return None
+    if value == "window":
+        return "window"
     _refuse(name, value, 'None or "window"', None)
 
 

@@ -1,6 +1,7 @@
 """Choosing the next token: logits processing as in vLLM, counter-based random numbers, log-probabilities.
 
-A row's result is a function of that row and its own `Choice`: not of the batch, the order or the number of threads.
+A row's result is a function of that row and its own `Choice`: not of the batch, the order or the number of
+threads.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch  # noqa: F401  before the native module, so that both use one OpenMP pool
 from numpy.typing import NDArray
 
 from octavo.errors import InvalidRequest, OctavoError
@@ -26,8 +28,8 @@ _ALL_MASKED = -1
 class Choice:
     """What sampling needs to know about one sequence.
 
-    `token_ids` is the sequence's own growing list, the prompt first; `index` says which of the `n` answers it is.
-    `bad_words` are the token sequences that `bad_word_ids` makes of `params.bad_words`.
+    `token_ids` is the sequence's own growing list, the prompt first; `index` says which of the `n` answers it
+    is. `bad_words` are the token sequences that `bad_word_ids` makes of `params.bad_words`.
     """
 
     params: SamplingParams
@@ -57,7 +59,7 @@ class Choice:
         return self._prompt
 
     def output_counts(self) -> Counter[int]:
-        """How often each token occurs in the answer so far; only what was added since the last call is counted."""
+        """How often each token occurs in the answer; only what came since the last call is counted."""
         self._counts.update(self.token_ids[self.prompt_len + self._counted :])
         self._counted = self.new_tokens
         return self._counts
@@ -67,8 +69,8 @@ class Choice:
 class Sampled:
     """One sampled token. `logprob` is that of the raw logits, before temperature, penalties and bias.
 
-    `top` is empty unless `params.logprobs` is set; then it holds the sampled token first and the likeliest after it,
-    each token once.
+    `top` is empty unless `params.logprobs` is set; then it holds the sampled token first and the likeliest
+    after it, each token once.
     """
 
     token_id: int
@@ -77,7 +79,7 @@ class Sampled:
 
 
 class Sampler:
-    """Samples one token per row. `eos_token_ids` are masked together with the stop tokens until `min_tokens`."""
+    """Samples one token per row. `eos_token_ids` are masked with the stop tokens until `min_tokens`."""
 
     def __init__(self, eos_token_ids: Collection[int] = ()) -> None:
         self._eos_token_ids = tuple(eos_token_ids)
@@ -189,7 +191,7 @@ def _broken(code: int) -> OctavoError:
 def _describe(
     logits: Logits, rows: Sequence[int], tokens: NDArray[np.int32], asked: Sequence[int | None]
 ) -> list[tuple[TopEntry, ...]]:
-    """Per row the entry of its token, then the `asked` likeliest others-or-itself, each token once (-1: all)."""
+    """Per row the entry of its token, then the `asked` likeliest (-1: all), each token once."""
     vocab_size = logits.shape[1]
     widths = [vocab_size if k == -1 else k or 0 for k in asked]
     described: list[tuple[TopEntry, ...]] = [()] * len(rows)
@@ -202,7 +204,9 @@ def _describe(
         where = np.array([rows[i] for i in members], np.int32)
         _native.describe_rows(logits, where, own, logprob, rank, top_ids, top_logprob)
         firsts = zip(own.tolist(), logprob.tolist(), rank.tolist(), strict=True)
-        for i, first, ids, values in zip(members, firsts, top_ids.tolist(), top_logprob.tolist(), strict=True):
+        for i, first, ids, values in zip(
+            members, firsts, top_ids.tolist(), top_logprob.tolist(), strict=True
+        ):
             ranked = zip(ids, values, range(1, k + 1), strict=True)
             described[i] = (first, *(entry for entry in ranked if entry[0] != first[0]))
     return described
@@ -211,7 +215,7 @@ def _describe(
 def prompt_logprobs(logits: Logits, next_ids: Sequence[int], k: int) -> list[tuple[TopEntry, ...]]:
     """Log-probs of given tokens: row i of `logits` [P, V] predicts `next_ids[i]`.
 
-    Per row the entry of that token first, then the `k` likeliest, each token once; -1 is the whole vocabulary.
+    Per row the entry of that token first, then the `k` likeliest, each token once; -1 is all of them.
     """
     return _describe(logits, range(len(next_ids)), np.array(next_ids, np.int32), [k] * len(next_ids))
 
@@ -221,8 +225,8 @@ def bad_word_ids(
 ) -> tuple[tuple[int, ...], ...]:
     """The token sequences that must not be completed. `encode` adds no special tokens.
 
-    As in vLLM each word is taken as it begins a text and, where that makes another single beginning of the same
-    length, as it follows a space.
+    As in vLLM each word is taken as it begins a text and, where that has as many tokens and another first
+    one, as it follows a space.
     """
     sequences: list[tuple[int, ...]] = []
     for word in bad_words:

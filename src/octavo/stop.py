@@ -1,8 +1,8 @@
 """Stop strings in a stream of text. Knows no tokens: it sees characters, one after the other.
 
-Each stop string has a Knuth-Morris-Pratt automaton whose state is the length of its longest beginning that the text
-so far ends with. What the longest of these states covers is held back; all before it can never be part of a match.
-Since the automata read single characters, how the text is cut into deltas changes nothing.
+Each stop string has a Knuth-Morris-Pratt automaton whose state is the length of its longest beginning that
+the text so far ends with. What the longest of these states covers is held back; all before it can never be
+part of a match. Since automata read single characters, how the text is cut into deltas changes nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class _Automaton:
 class StopChecker:
     """Finds the first stop string in a text and holds back what might belong to one.
 
-    The match that is completed first wins; of those completed by the same character the one that begins first.
-    `matched` is the stop string found, or None.
+    The match that is completed first wins; of those completed by the same character the one that begins
+    first. `matched` is the stop string found, or None.
     """
 
     def __init__(self, stop: Sequence[str], include_stop_str_in_output: bool = False) -> None:
@@ -56,8 +56,8 @@ class StopChecker:
     def push(self, delta: str, armed: bool = True) -> tuple[str, str | None]:
         """The text that may be released after `delta`, and the stop string completed in it, or None.
 
-        With `armed=False` (before `min_tokens`) a string completed in this delta does not count; one that only
-        begins in it does. After a match the text is at its end: nothing more is released.
+        With `armed=False` (before `min_tokens`) a string completed in this delta does not count; one that
+        only begins in it does. After a match the text is at its end: nothing more is released.
         """
         if self.matched is not None:
             return "", self.matched
