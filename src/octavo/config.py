@@ -18,6 +18,10 @@ _BYTE_UNITS = {"": 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB"
 _TOKEN_UNITS = {"": 1, "k": 1000, "Ki": 1024, "M": 1000_000, "Mi": 1024**2}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
+# Before torch loads the OpenMP pool: threads that wait for each other sleep after some 20 µs instead of spinning for
+# milliseconds, which on a busy machine takes the time from the very thread they wait for.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
 DTYPES = ("auto", "bfloat16", "float32")
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
 SPAN = 256

@@ -68,6 +68,10 @@ def set_num_threads(count: int) -> None:
         )
 
 
+DEFAULT_THREADS = torch.get_num_threads()
+"""The processors this process may use, or fewer where `OMP_NUM_THREADS` told torch so."""
+
+
 def num_threads() -> int:
     """Threads a kernel asks for."""
     return _native.num_threads()

@@ -1,0 +1,442 @@
+"""The engine: one model, one cache, one scheduler, and the loop body that joins them.
+
+    prepare ─ submit ─▶ Scheduler.plan ─ Runner.forward ─ Sampler ─ Scheduler.commit ─ Answer.push ─▶ outputs
+                            ▲                                                             │
+                            └──────────────────────── step ───────────────────────────────┘
+
+`Engine` belongs to one thread at a time; `LLM` and `AsyncEngine` are its faces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.answer import Answer, logprob_dict
+from octavo.cache.events import Event
+from octavo.cache.hashing import Namespace
+from octavo.cache.layout import CacheLayout
+from octavo.cache.manager import CacheManager
+from octavo.config import KV_CACHE_DTYPES, EngineConfig, Environment, format_bytes
+from octavo.detokenize import find_fallback_byte
+from octavo.errors import ConfigError, InvalidRequest, OctavoError
+from octavo.kernels import native
+from octavo.memory import ArenaMemory, available_bytes
+from octavo.model import attention
+from octavo.model.batch import Piece
+from octavo.model.load import LoadedModel, load_model
+from octavo.model.pull import Notice
+from octavo.model.runner import Runner
+from octavo.outputs import PromptLogprobs, RequestOutput
+from octavo.params import SamplingParams
+from octavo.sample import Choice, Logits, Sampled, Sampler, bad_word_ids, prompt_logprobs
+from octavo.schedule.request import Request
+from octavo.schedule.scheduler import Chunk, Scheduler, StepPlan
+
+logger = logging.getLogger("octavo")
+
+Prompt = str | Sequence[int]
+_NO_LIMIT = 131_072  # context of a model whose configuration names none
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """The account of the cache, in bytes and blocks, and the sequences that run and wait."""
+
+    bytes_total: int
+    bytes_free: int
+    bytes_running: int
+    bytes_cached: int
+    blocks: dict[str, int]
+    formats: dict[str, int]
+    running: int
+    waiting: int
+
+
+class LiveRequest:
+    """A request between `submit` and its last output."""
+
+    def __init__(self, request: Request, prompt: str | None, params: SamplingParams) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.params = params
+        self.answers: list[Answer] = []
+        self.error: OctavoError | None = None
+        self.prompt_logprobs: PromptLogprobs | None = (
+            None if params.prompt_logprobs is None else [None] * len(request.prompt_token_ids)
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.error is not None or self.request.finished
+
+    def output(self) -> RequestOutput:
+        """A snapshot that later steps do not change (but for the receipt, which is complete when it is finished)."""
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.request.prompt_token_ids),
+            prompt_logprobs=self.prompt_logprobs,
+            outputs=[answer.output(i) for i, answer in enumerate(self.answers)],
+            finished=self.finished,
+            receipt=self.request.receipt,
+        )
+
+
+class Engine:
+    """Loads `config.model` and serves requests. Raises `ConfigError`, `ModelNotFound` or `ModelRefused`.
+
+    `notice` receives a line per slow phase of loading. `poison` fills freed and new blocks with NaN.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        notice: Notice | None = None,
+        fuse: bool = True,
+        poison: bool | None = None,
+    ) -> None:
+        self.config = config
+        self.num_threads = config.num_threads or native.DEFAULT_THREADS
+        native.set_num_threads(self.num_threads)
+        attention.register()
+        self.loaded: LoadedModel = load_model(
+            config.model,
+            dtype=config.dtype,
+            attn_implementation=attention.NAME,
+            chat_template=config.chat_template,
+            progress=notice,
+        )
+        self.tokenizer = self.loaded.tokenizer
+        spec = self.loaded.spec
+        self.layout = CacheLayout(spec.layer_groups(), config.block_size, self._format())
+        max_model_len = self._max_model_len()
+        bound = max_model_len
+        if config.kv_cache_memory is not None:
+            bound = min(bound, self.layout.longest_sequence(config.kv_cache_memory))
+        self.runner = Runner(
+            self.loaded, self.layout, max_rows=config.max_num_batched_tokens, max_len=bound, fuse=fuse
+        )
+        budget = self._budget()
+        self._memory = ArenaMemory(budget)
+        self.cache = CacheManager(
+            self.layout,
+            budget,
+            enable_prefix_caching=config.enable_prefix_caching,
+            memory=self._memory,
+            poison=Environment.read().poison if poison is None else poison,
+        )
+        self.runner.attach(self._memory.address)
+        self.scheduler = Scheduler(
+            self.cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            max_waiting=config.max_waiting,
+        )
+        if self.scheduler.limit < max_model_len:
+            logger.warning(
+                "max_model_len=%d is more than the KV cache of %s holds; the real limit is %d tokens",
+                max_model_len,
+                format_bytes(budget),
+                self.scheduler.limit,
+            )
+        self._eos = frozenset(self.tokenizer.eos_token_ids)
+        self._sampler = Sampler(self.tokenizer.eos_token_ids)
+        backend = None if self.tokenizer.hf is None else self.tokenizer.hf.backend_tokenizer
+        self._decoder = None if backend is None else self.tokenizer
+        self._fallback_byte = None if backend is None else find_fallback_byte(backend)
+        self._live: dict[str, LiveRequest] = {}
+        self._arrivals = 0
+        self.steps = 0
+
+    def _format(self) -> str:
+        wanted = KV_CACHE_DTYPES[self.config.kv_cache_dtype]
+        own = "bf16" if self.loaded.torch_dtype.itemsize == 2 else "f32"
+        if wanted not in ("auto", own):
+            raise ConfigError(
+                f"kv_cache_dtype={wanted!r} differs from the compute type {own!r}; use 'auto', or dtype="
+                f"{'bfloat16' if wanted == 'bf16' else 'float32'!r}",
+                param="kv_cache_dtype",
+            )
+        return own
+
+    def _max_model_len(self) -> int:
+        own, wanted = self.loaded.spec.max_position_embeddings, self.config.max_model_len
+        if wanted is None:
+            return own or _NO_LIMIT
+        if own is not None and wanted > own:
+            raise ConfigError(
+                f"max_model_len={wanted} is more than the {own} positions the model was made for; use at most {own}",
+                param="max_model_len",
+            )
+        return wanted
+
+    def _budget(self) -> int:
+        """Bytes of the arena: as asked for, or half of what is free now that the weights are there."""
+        free, wanted = available_bytes(), self.config.kv_cache_memory
+        least = sum(self.layout.block_sizes_bytes)
+        if wanted is None:
+            wanted = free // 2
+            logger.info("kv_cache_memory: %s, half of the free memory", format_bytes(wanted))
+        if wanted > free or least > wanted:
+            raise ConfigError(
+                f"kv_cache_memory={wanted} bytes: with the weights loaded {free} bytes are free, and one block per "
+                f"layer group takes {least}; choose a value in between",
+                param="kv_cache_memory",
+            )
+        return wanted
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would compute anything."""
+        return self.scheduler.has_work
+
+    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams) -> LiveRequest:
+        """Check a request against model and cache; nothing is queued yet.
+
+        Raises `InvalidRequest` (also `ContextLengthExceeded`, `KVCacheTooSmall`) naming field and value.
+        """
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest(f"params={params!r} is not a SamplingParams", param="params")
+        if params.context_policy is not None:
+            raise InvalidRequest(
+                f"context_policy={params.context_policy!r} is not supported yet; leave it out",
+                param="context_policy",
+            )
+        if params.exact and not self.runner.exact:
+            raise InvalidRequest(
+                "exact=True cannot be promised for this model on this machine: the start-up probe found rows that "
+                "depend on their company; leave it out",
+                param="exact",
+            )
+        vocab_size = self.loaded.spec.vocab_size
+        params.check_vocabulary(vocab_size)
+        if params.stop and self._decoder is None:
+            raise InvalidRequest("stop needs a tokenizer, which this model does not have", param="stop")
+        token_ids = self._encode(prompt, vocab_size)
+        arrival = self._arrivals
+        self._arrivals += 1
+        request = Request(
+            request_id=request_id,
+            arrival=arrival,
+            prompt_token_ids=token_ids,
+            n=params.n,
+            priority=params.priority,
+            namespace=Namespace(self.loaded.digest, self.config.tenant, params.cache_salt),
+            cache_ttl=params.cache_ttl,
+            exact=params.exact,
+            reuse=params.prompt_logprobs is None,
+            seed=drawn_seed(self.config.seed, arrival) if params.seed is None else params.seed,
+            params=params,
+        )
+        self.scheduler.check(request)
+        return LiveRequest(request, prompt if isinstance(prompt, str) else None, params)
+
+    def submit(self, live: LiveRequest) -> None:
+        """Queue a prepared request. Raises `Overloaded` if the queue is full."""
+        self.scheduler.add(live.request)
+        live.request.receipt.exact &= self.runner.exact
+        self._live[live.request.request_id] = live
+
+    def abort(self, request_id: str) -> LiveRequest | None:
+        """End a request now; its blocks are free when this returns. None if there is no such request."""
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            for answer in live.answers:
+                answer.abort()
+            self.scheduler.abort(request_id)
+        return live
+
+    def step(self) -> list[LiveRequest]:
+        """Compute one step. Returns the requests that have something new, finished ones for the last time."""
+        plan = self.scheduler.plan()
+        if not plan.chunks:
+            return []
+        if native.num_threads() != self.num_threads:  # another engine of this process ran in between
+            native.set_num_threads(self.num_threads)
+        try:
+            logits, rows = self._forward(plan)
+            sampled = self._sample(plan, logits, rows)
+        except BaseException:
+            self.scheduler.drop()
+            raise
+        touched = self._fail(plan, sampled)
+        tokens = [[s.token_id for s in choices if isinstance(s, Sampled)] for choices in sampled]
+        self.scheduler.commit(plan, tokens)
+        self.steps += 1
+        return touched + self._deliver(plan, sampled)
+
+    def _forward(self, plan: StepPlan) -> tuple[Logits, list[range]]:
+        """Logits of all wanted rows; `rows[i]` are the logit rows of chunk i, the one to sample last."""
+        pieces, wanted, rows, first = [], [], [], 0
+        for chunk in plan.chunks:
+            sequence, count = chunk.sequence, chunk.stop - chunk.start
+            tables = tuple(table.offsets for table in sequence.tables)
+            pieces.append(Piece(sequence.token_ids[chunk.start : chunk.stop], chunk.start, tables))
+            inside = self._wanted_rows(chunk)
+            rows.append(range(len(wanted), len(wanted) + len(inside)))
+            wanted += [first + r for r in inside]
+            first += count
+        return self.runner.forward(pieces, wanted).numpy(), rows
+
+    def _wanted_rows(self, chunk: Chunk) -> range:
+        count = chunk.stop - chunk.start
+        live = self._live[chunk.sequence.request.request_id]
+        if live.prompt_logprobs is not None and chunk.start < len(live.prompt_logprobs) - 1:
+            return range(
+                min(count, len(live.prompt_logprobs) - 1 - chunk.start) if not chunk.sample else count
+            )
+        return range(count - 1, count) if chunk.sample else range(0)
+
+    def _sample(self, plan: StepPlan, logits: Logits, rows: list[range]) -> list[list[Sampled | OctavoError]]:
+        """What every chunk sampled: nothing, one token, or one per choice where the prompt ends."""
+        choices: list[Choice] = []
+        sources: list[int] = []
+        counts = []
+        for chunk, own in zip(plan.chunks, rows, strict=True):
+            live = self._live[chunk.sequence.request.request_id]
+            if live.prompt_logprobs is not None and own:
+                self._read_prompt_logprobs(live, chunk, logits[own.start : own.stop])
+            wanted = self._choices(live, chunk) if chunk.sample else []
+            choices += wanted
+            sources += [own.stop - 1] * len(wanted)
+            counts.append(len(wanted))
+        if not choices:
+            return [[] for _ in counts]
+        whole = sources == list(range(len(logits)))
+        drawn = self._sampler.sample(logits if whole else logits[sources], choices)
+        ends = np.cumsum(counts)
+        return [drawn[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+    def _choices(self, live: LiveRequest, chunk: Chunk) -> list[Choice]:
+        """The sampling state of a chunk's sequence; at the end of a prompt that of all its answers to be."""
+        if live.answers:
+            return [live.answers[chunk.sequence.index].choice]
+        request, params = live.request, live.params
+        words: tuple[tuple[int, ...], ...] = ()
+        if params.bad_words:
+            words = bad_word_ids(params.bad_words, lambda text: self.tokenizer.encode(text, False))
+        assert request.seed is not None
+        prompt_len = len(request.prompt_token_ids)
+        for index in range(request.n):
+            # Answer 0 reads the sequence's own list; the others get theirs when the sequence is forked.
+            token_ids = chunk.sequence.token_ids if index == 0 else list(chunk.sequence.token_ids)
+            choice = Choice(params, token_ids, prompt_len, request.seed, index, words)
+            live.answers.append(self._answer(choice))
+        return [answer.choice for answer in live.answers]
+
+    def _answer(self, choice: Choice) -> Answer:
+        return Answer(
+            choice,
+            limit=self.scheduler.limit,
+            eos_token_ids=self._eos,
+            decoder=self._decoder,
+            fallback_byte=self._fallback_byte,
+            token_text=self.tokenizer.decoded_token if self._decoder is not None else str,
+        )
+
+    def _read_prompt_logprobs(self, live: LiveRequest, chunk: Chunk, logits: Logits) -> None:
+        assert live.prompt_logprobs is not None
+        assert live.params.prompt_logprobs is not None
+        prompt = live.request.prompt_token_ids
+        following = prompt[chunk.start + 1 : chunk.start + 1 + len(logits)]
+        found = prompt_logprobs(logits[: len(following)], following, live.params.prompt_logprobs)
+        text = self.tokenizer.decoded_token if self._decoder is not None else str
+        for position, entries in enumerate(found, start=chunk.start + 1):
+            live.prompt_logprobs[position] = logprob_dict(entries, text)
+
+    def _fail(self, plan: StepPlan, sampled: list[list[Sampled | OctavoError]]) -> list[LiveRequest]:
+        """End the requests whose logits left nothing to sample; the others are not concerned."""
+        failed = []
+        for chunk, choices in zip(plan.chunks, sampled, strict=True):
+            error = next((s for s in choices if isinstance(s, OctavoError)), None)
+            if error is None:
+                continue
+            choices.clear()
+            live = self.abort(chunk.sequence.request.request_id)
+            if live is not None:
+                live.error = error
+                failed.append(live)
+        return failed
+
+    def _deliver(self, plan: StepPlan, sampled: list[list[Sampled | OctavoError]]) -> list[LiveRequest]:
+        """Hand the sampled tokens to their answers and end those that are complete."""
+        touched: dict[str, LiveRequest] = {}
+        for chunk, choices in zip(plan.chunks, sampled, strict=True):
+            request = chunk.sequence.request
+            if not choices:
+                continue
+            live = self._live[request.request_id]
+            touched[request.request_id] = live
+            sequences = request.sequences if len(choices) > 1 else [chunk.sequence]
+            for sequence, token in zip(sequences, choices, strict=True):
+                assert isinstance(token, Sampled)
+                answer = live.answers[sequence.index]
+                answer.choice.token_ids = sequence.token_ids
+                reason = answer.push(token)
+                if reason is not None:
+                    self.scheduler.finish(sequence, reason)
+        for name, live in touched.items():
+            if live.finished:
+                del self._live[name]
+        return list(touched.values())
+
+    def _encode(self, prompt: Prompt, vocab_size: int) -> list[int]:
+        if isinstance(prompt, str):
+            _check_text(prompt)
+            return self.tokenizer.encode(prompt)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidRequest(
+                f"prompt is a {type(prompt).__name__}; give a string or a list of token ids", param="prompt"
+            )
+        for at, token in enumerate(prompt):
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise InvalidRequest(
+                    f"prompt[{at}]={token!r} is not a token id from 0 to {vocab_size - 1}", param="prompt"
+                )
+        return list(prompt)
+
+    def stats(self) -> EngineStats:
+        """The account of the cache now."""
+        cache = self.cache.stats()
+        return EngineStats(
+            bytes_total=cache.bytes_total,
+            bytes_free=cache.bytes_free,
+            bytes_running=cache.bytes_running,
+            bytes_cached=cache.bytes_cached,
+            blocks=cache.blocks,
+            formats=cache.formats,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+        )
+
+    def check(self) -> None:
+        """Raises `BooksDoNotBalance` if the conservation law of the cache does not hold."""
+        self.cache.check()
+
+    def events(self) -> list[Event]:
+        """What happened to blocks and sequences since the last call."""
+        return self.cache.events()
+
+
+def drawn_seed(engine_seed: int, arrival: int) -> int:
+    """The seed of a request that named none, from the engine's seed and its arrival number."""
+    digest = hashlib.sha256(engine_seed.to_bytes(8, "little") + arrival.to_bytes(8, "little")).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _check_text(prompt: str) -> None:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"prompt holds a lone surrogate at character {error.start}, which is no text; remove it",
+            param="prompt",
+        ) from error

@@ -1,0 +1,144 @@
+"""The start-up probe: does a row of this model, on this machine, get the same bits in any company?
+
+It is asked of the loaded model itself, fused or not: one sequence computed whole, token by token, in odd chunks,
+behind other rows, and on one and all threads. Where the answer is no, rows are computed in tiles of one fixed size,
+smaller ones until it holds; if even single rows differ, the model runs and says `exact: false`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.cache.layout import CacheLayout
+from octavo.kernels import native
+from octavo.model.batch import Piece
+
+TILES = (None, 16, 1)
+_LENGTH = 45
+_CHUNKS = ((45,), (1,) * 45, (2, 3, 5, 7, 4, 6, 1, 17), (16, 16, 13), (33, 12))
+_COMPANY = 19
+
+
+class Computes(Protocol):
+    """What a fused and an unfused model have in common."""
+
+    def attach(self, arena: int) -> None:
+        """Use the cache at address `arena`."""
+
+    def forward(self, pieces: list[Piece], rows: list[int]) -> Tensor:
+        """Logits of the given rows."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the probe found: the rows per tile (None: any number), and whether answers are exact."""
+
+    tile: int | None
+    exact: bool
+
+
+def probe(model: Computes, layout: CacheLayout, vocab_size: int, max_rows: int) -> bool:
+    """Whether every way of computing one sequence gives the same bits. Uses a small cache of its own."""
+    blocks = -(-_LENGTH // layout.block_size)
+    sizes = [layout.block_bytes(g) for g in range(len(layout.groups))]
+    arena = native.HugeBuffer(2 * blocks * sum(sizes))
+    model.attach(arena.address)
+    tables: list[tuple[array[int], ...]] = []
+    offset = 0
+    for _ in range(2):
+        groups = []
+        for size in sizes:
+            groups.append(array("q", [offset + i * size for i in range(blocks)]))
+            offset += blocks * size
+        tables.append(tuple(groups))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocab_size, (2, _LENGTH), generator=generator).tolist()
+    threads = native.num_threads()
+    whole: Tensor | None = None
+    try:
+        for count in sorted({threads, 1}, reverse=True):
+            native.set_num_threads(count)
+            for answer in _answers(model, ids, tables, max_rows):
+                if whole is None:
+                    whole = answer
+                elif not torch.equal(answer, whole):
+                    return False
+    finally:
+        native.set_num_threads(threads)
+    return True
+
+
+def _answers(
+    model: Computes, ids: list[list[int]], tables: list[tuple[array[int], ...]], max_rows: int
+) -> Iterator[Tensor]:
+    for company in (0, 1, _COMPANY):
+        for chunks in _CHUNKS:
+            if max(chunks) + company > max_rows:
+                continue
+            parts, start = [], 0
+            for size in chunks:
+                pieces = [Piece(ids[1][:company], 0, tables[1])] if company else []
+                pieces.append(Piece(ids[0][start : start + size], start, tables[0]))
+                parts.append(model.forward(pieces, list(range(company, company + size))))
+                start += size
+            yield torch.cat(parts)
+
+
+class VerdictStore:
+    """Verdicts kept per machine, model and way of running it, so that a start pays for the probe once."""
+
+    def __init__(self, home: Path, digest: str, dtype: torch.dtype, block_size: int, fused: bool) -> None:
+        facts = [
+            digest,
+            str(dtype),
+            block_size,
+            fused,
+            native.path(),
+            native.num_threads(),
+            torch.__version__,
+        ]
+        facts += [platform.machine(), _cpu_model(), TILES, _CHUNKS, _COMPANY, _code_digest()]
+        key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
+        self._file = home / "probe" / f"{key}.json"
+
+    def load(self) -> Verdict | None:
+        """The verdict, if it is known."""
+        try:
+            found = json.loads(self._file.read_text())
+            return Verdict(found["tile"], found["exact"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def save(self, verdict: Verdict) -> None:
+        """Keep `verdict`; not being able to is no error."""
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            part = self._file.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps({"tile": verdict.tile, "exact": verdict.exact}))
+            part.replace(self._file)
+        except OSError:
+            return
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("model name")), "")
+
+
+def _code_digest() -> str:
+    """The native module's own digest: a rebuilt kernel is probed again."""
+    return hashlib.sha256(Path(native._native.__file__).read_bytes()).hexdigest()
