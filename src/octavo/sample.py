@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch  # noqa: F401  before the native module, so that both use one OpenMP pool
@@ -40,7 +41,8 @@ class Choice:
     bad_words: Sequence[tuple[int, ...]] = ()
     _counts: Counter[int] = field(default_factory=Counter, init=False, repr=False)
     _counted: int = field(default=0, init=False, repr=False)
-    _prompt: set[int] | None = field(default=None, init=False, repr=False)
+    _seen: NDArray[np.bool_] | None = field(default=None, init=False, repr=False)
+    _seen_until: int = field(default=0, init=False, repr=False)
 
     @property
     def new_tokens(self) -> int:
@@ -51,12 +53,19 @@ class Choice:
         """Position of the token to be sampled."""
         return len(self.token_ids)
 
-    @property
-    def prompt_tokens(self) -> set[int]:
-        """The distinct tokens of the prompt."""
-        if self._prompt is None:
-            self._prompt = set(self.token_ids[: self.prompt_len])
-        return self._prompt
+    @cached_property
+    def allowed(self) -> NDArray[np.intp] | None:
+        """`params.allowed_token_ids` as an index."""
+        ids = self.params.allowed_token_ids
+        return None if ids is None else np.array(ids, np.intp)
+
+    def seen(self, vocab_size: int) -> NDArray[np.intp]:
+        """The tokens that occur in prompt or answer; only what came since the last call is looked at."""
+        if self._seen is None:
+            self._seen = np.zeros(vocab_size, np.bool_)
+        self._seen[self.token_ids[self._seen_until :]] = True
+        self._seen_until = len(self.token_ids)
+        return np.flatnonzero(self._seen)
 
     def output_counts(self) -> Counter[int]:
         """How often each token occurs in the answer; only what came since the last call is counted."""
@@ -130,11 +139,10 @@ class Sampler:
     def _process(self, row: Logits, choice: Choice) -> None:
         """Masks, bias and penalties, in vLLM's order, on one row [V] in place."""
         params = choice.params
-        if params.allowed_token_ids is not None:
-            allowed = list(params.allowed_token_ids)
-            kept = row[allowed]
+        if choice.allowed is not None:
+            kept = row[choice.allowed]
             row.fill(-np.inf)
-            row[allowed] = kept
+            row[choice.allowed] = kept
         for word in choice.bad_words:
             if _ends_with(choice, word[:-1]):
                 row[word[-1]] = -np.inf
@@ -154,7 +162,7 @@ def _ends_with(choice: Choice, tokens: Sequence[int]) -> bool:
 def _penalise(row: Logits, choice: Choice) -> None:
     params = choice.params
     if params.repetition_penalty != 1:
-        seen = list(choice.prompt_tokens | choice.output_counts().keys())
+        seen = choice.seen(len(row))
         penalty = np.float32(params.repetition_penalty)
         values = row[seen]
         row[seen] = np.where(values > 0, values / penalty, values * penalty)

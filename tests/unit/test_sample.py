@@ -299,12 +299,13 @@ def test_no_rows_give_no_tokens() -> None:
     assert Sampler().sample(np.zeros((0, 8), np.float32), []) == []
 
 
-def test_output_tokens_are_counted_as_they_come() -> None:
+def test_tokens_are_counted_as_they_come() -> None:
     state = choice(SamplingParams(presence_penalty=1.0), [4, 4])
     assert state.output_counts() == {4: 2}
+    assert list(state.seen(8)) == [1, 2, 4]
     state.token_ids += [4, 5]
-    assert state.output_counts() == {4: 3, 5: 1}
-    assert state.output_counts() == {4: 3, 5: 1}
+    assert state.output_counts() == state.output_counts() == {4: 3, 5: 1}
+    assert list(state.seen(8)) == [1, 2, 4, 5]
 
 
 def test_a_bad_word_is_masked_only_after_its_beginning_in_the_answer() -> None:
