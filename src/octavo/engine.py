@@ -275,7 +275,10 @@ class Engine:
 
     def _forward(self, plan: StepPlan) -> tuple[Logits, list[range]]:
         """Logits of all wanted rows; `rows[i]` are the logit rows of chunk i, the one to sample last."""
-        pieces, wanted, rows, first = [], [], [], 0
+        pieces: list[Piece] = []
+        wanted: list[int] = []
+        rows: list[range] = []
+        first = 0
         for chunk in plan.chunks:
             sequence, count = chunk.sequence, chunk.stop - chunk.start
             tables = tuple(table.offsets for table in sequence.tables)
@@ -396,12 +399,14 @@ class Engine:
             raise InvalidRequest(
                 f"prompt is a {type(prompt).__name__}; give a string or a list of token ids", param="prompt"
             )
+        token_ids: list[int] = []
         for at, token in enumerate(prompt):
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise InvalidRequest(
                     f"prompt[{at}]={token!r} is not a token id from 0 to {vocab_size - 1}", param="prompt"
                 )
-        return list(prompt)
+            token_ids.append(token)
+        return token_ids
 
     def stats(self) -> EngineStats:
         """The account of the cache now."""

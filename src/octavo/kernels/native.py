@@ -1,13 +1,14 @@
 """The native kernels, for torch tensors.
 
-torch is imported before the native module, so that both run on one OpenMP pool (the same libgomp). Shapes are the
-caller's promise on the hot path: what could write outside a buffer is asserted where buffers are made.
+torch is imported before the native module, so that both run on one OpenMP pool (the same libgomp). Shapes are
+the caller's promise on the hot path: what could write outside a buffer is asserted where buffers are made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,14 @@ PANEL = 32
 AttentionPlan = _native.AttentionPlan
 HugeBuffer = _native.HugeBuffer
 
+MODULE_FILE = Path(str(_native.__file__))
+"""The compiled module."""
+
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Epilogue(IntEnum):
-    """What becomes of a product: stored in the compute type, as float32, added to float32, or gated by SiLU."""
+    """What becomes of a product: stored in the compute type or as float32, added to float32, gated by SiLU."""
 
     STORE = 0
     STORE_FLOAT = 1
@@ -141,7 +145,7 @@ class PackedLinear:
 
 
 def gate_up_rows(gate: Tensor, up: Tensor) -> Tensor:
-    """Rows of two `[n, k]` weights interleaved as `SILU_GATED` wants them: 16 of gate, the matching 16 of up, ..."""
+    """Rows of two `[n, k]` weights interleaved for `SILU_GATED`: 16 of gate, the matching 16 of up, and so on."""
     half = PANEL // 2
     pad = (0, 0, 0, -gate.shape[0] % half)
     pairs = [torch.nn.functional.pad(w, pad).view(-1, half, w.shape[1]) for w in (gate, up)]
@@ -149,7 +153,7 @@ def gate_up_rows(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Norm of float32 `x [rows, dim]` with float32 `weight [dim]` into `out [rows, dim]` of the compute type."""
+    """Norm of float32 `x [rows, dim]` with float32 `weight [dim]`; `out [rows, dim]` is of the compute type."""
     _native.rms_norm(
         _DTYPES[out.dtype], x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], eps
     )
@@ -197,7 +201,8 @@ class Rope:
 
 
 def rope_write(cache: LayerCache, rows: RowPlacement, qkv: Tensor, rope: Rope, q_out: Tensor) -> None:
-    """Splits float32 `qkv [rows, (q + 2 kv heads) * head_dim]`: rotated queries go to `q_out`, K and V to the cache."""
+    """Splits float32 `qkv [rows, (q_heads + 2 kv_heads) * head_dim]`: rotated queries to `q_out`, K and V to
+    the cache."""
     _native.rope_write(
         _DTYPES[q_out.dtype],
         cache.arena,

@@ -1,7 +1,7 @@
 """The kernels again, slow and obvious, in torch: what the native ones must agree with.
 
-Signatures follow `octavo.kernels.native`, except that attention gets a sequence's keys and values as plain tensors.
-`read_cache` is the inverse of the cache layout, written from its description and not from the native code.
+Signatures follow `octavo.kernels.native`, except that attention gets a sequence's keys and values as plain
+tensors. `read_cache` is the inverse of the cache layout, written from its description and not from the native code.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def read_cache(
     """Keys and values `[length, kv_heads, head_dim]` of one sequence and layer.
 
     `arena` is the whole buffer seen in the compute type; `blocks` are byte offsets. A head of a block holds K as
-    `[block_size / P][head_dim / E][P][E]` with `P = min(16, block_size)`, then V as `[block_size / E][head_dim][E]`;
-    E is 2 for bf16 and 1 for float32.
+    `[block_size / P][head_dim / E][P][E]` with `P = min(16, block_size)`, then V as
+    `[block_size / E][head_dim][E]`; E is 2 for bf16 and 1 for float32.
     """
     size = arena.element_size()
     pack = 2 if size == 2 else 1

@@ -14,6 +14,7 @@ import platform
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +28,7 @@ from octavo.model.batch import Piece
 TILES = (None, 16, 1)
 _LENGTH = 45
 _CHUNKS = ((45,), (1,) * 45, (2, 3, 5, 7, 4, 6, 1, 17), (16, 16, 13), (33, 12))
-_COMPANY = 19
+_COMPANY = (0, 1, 19)
 
 
 class Computes(Protocol):
@@ -49,8 +50,11 @@ class Verdict:
 
 
 def probe(model: Computes, layout: CacheLayout, vocab_size: int, max_rows: int) -> bool:
-    """Whether every way of computing one sequence gives the same bits. Uses a small cache of its own."""
-    blocks = -(-_LENGTH // layout.block_size)
+    """Whether every way of computing one sequence gives the same bits, up to steps of `max_rows` rows.
+
+    Uses a small cache of its own.
+    """
+    blocks = -(-max(_LENGTH, max_rows - _LENGTH) // layout.block_size)
     sizes = [layout.block_bytes(g) for g in range(len(layout.groups))]
     arena = native.HugeBuffer(2 * blocks * sum(sizes))
     model.attach(arena.address)
@@ -63,7 +67,7 @@ def probe(model: Computes, layout: CacheLayout, vocab_size: int, max_rows: int) 
             offset += blocks * size
         tables.append(tuple(groups))
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocab_size, (2, _LENGTH), generator=generator).tolist()
+    ids = torch.randint(vocab_size, (2, max(_LENGTH, max_rows)), generator=generator).tolist()
     threads = native.num_threads()
     whole: Tensor | None = None
     try:
@@ -82,17 +86,16 @@ def probe(model: Computes, layout: CacheLayout, vocab_size: int, max_rows: int) 
 def _answers(
     model: Computes, ids: list[list[int]], tables: list[tuple[array[int], ...]], max_rows: int
 ) -> Iterator[Tensor]:
-    for company in (0, 1, _COMPANY):
-        for chunks in _CHUNKS:
-            if max(chunks) + company > max_rows:
-                continue
-            parts, start = [], 0
-            for size in chunks:
-                pieces = [Piece(ids[1][:company], 0, tables[1])] if company else []
-                pieces.append(Piece(ids[0][start : start + size], start, tables[0]))
-                parts.append(model.forward(pieces, list(range(company, company + size))))
-                start += size
-            yield torch.cat(parts)
+    for company, chunks in [*product(_COMPANY, _CHUNKS), (max_rows - _LENGTH, _CHUNKS[0])]:
+        if company < 0 or max(chunks) + company > max_rows:
+            continue
+        parts, start = [], 0
+        for size in chunks:
+            pieces = [Piece(ids[1][:company], 0, tables[1])] if company else []
+            pieces.append(Piece(ids[0][start : start + size], start, tables[0]))
+            parts.append(model.forward(pieces, list(range(company, company + size))))
+            start += size
+        yield torch.cat(parts)
 
 
 class VerdictStore:
@@ -141,4 +144,4 @@ def _cpu_model() -> str:
 
 def _code_digest() -> str:
     """The native module's own digest: a rebuilt kernel is probed again."""
-    return hashlib.sha256(Path(native._native.__file__).read_bytes()).hexdigest()
+    return hashlib.sha256(native.MODULE_FILE.read_bytes()).hexdigest()

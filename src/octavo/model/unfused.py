@@ -12,6 +12,7 @@ from octavo.kernels.native import LayerCache
 from octavo.model import attention
 from octavo.model.batch import Piece, make_batch
 from octavo.model.load import LoadedModel
+from octavo.model.spec import LayerSpec
 
 
 class UnfusedModel:
@@ -30,7 +31,7 @@ class UnfusedModel:
         self._spec = loaded.spec
         self._vocab_size = loaded.model.get_output_embeddings().weight.shape[0]
         self._sparse_head = "logits_to_keep" in inspect.signature(self._model.forward).parameters
-        self._caches: tuple[tuple[int, LayerCache, object], ...] = ()
+        self._caches: tuple[tuple[int, LayerCache, LayerSpec], ...] = ()
 
     @property
     def weights_bytes(self) -> int:
@@ -86,8 +87,9 @@ class UnfusedModel:
         # With a tile the head sees the whole tile too: its shape must not depend on how many rows are sampled.
         keep = self._sparse_head and self.tile is None
         options = {"logits_to_keep": torch.tensor(rows, dtype=torch.long)} if keep and rows else {}
-        with attention.running(batch, self._caches, self._dtype), torch.inference_mode():  # type: ignore[arg-type]
+        with attention.running(batch, self._caches, self._dtype), torch.inference_mode():
             logits = self._model(
                 input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **options
             ).logits[0]
-        return (logits if options else logits[rows]).float()
+            chosen: Tensor = logits if options else logits[rows]
+        return chosen.float()
