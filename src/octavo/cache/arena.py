@@ -148,13 +148,13 @@ class Arena:
         return None
 
     def _dissolve_empty_slabs(self) -> None:
-        for nbytes, usable in self._usable.items():
+        for usable in self._usable.values():
             for slab in usable:
                 if len(slab.free) == slab.count:
                     self._gaps.append((slab.start, slab.end))
                     for offset in slab.offsets:
                         del self._slab_of[offset]
-            self._usable[nbytes] = [slab for slab in usable if len(slab.free) < slab.count]
+            usable[:] = [slab for slab in usable if len(slab.free) < slab.count]
         merged: list[tuple[int, int]] = []
         for start, end in sorted(self._gaps):
             if merged and merged[-1][1] == start:

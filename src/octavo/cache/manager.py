@@ -380,7 +380,5 @@ class CacheManager:
 
     def _note(self, kind: str, reason: str, block: Block) -> None:
         assert block.node is not None
-        size = self.layout.block_size
-        self.log.add(
-            Event(self.clock(), kind, reason, group=block.group, digest=block.node.digest, tokens=size)
-        )
+        digest, size = block.node.digest, self.layout.block_size
+        self.log.add(Event(self.clock(), kind, reason, None, 0, block.group, digest, size))

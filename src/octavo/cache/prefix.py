@@ -70,9 +70,10 @@ class PrefixIndex:
         if len(keys) >= blocks:
             return
         digest = digests[-1] if digests else self._hasher.root(lease.namespace)
-        chain = self._hasher.chain
-        for i in range(len(keys), blocks):
-            key = pack(token_ids[i * size : (i + 1) * size])
+        chain, packed = self._hasher.chain, pack(token_ids[len(keys) * size : blocks * size])
+        width = len(packed) // (blocks - len(keys))
+        for start in range(0, len(packed), width):
+            key = packed[start : start + width]
             digest = chain(digest, key)
             keys.append(key)
             digests.append(digest)

@@ -1,0 +1,192 @@
+"""Scheduler and CacheManager as a state machine against a simple model.
+
+The model is what was asked: which request, with how many choices, and whether somebody ended it early. The world's
+runner checks every position that is read; the books are checked after every rule, the answers at the end.
+"""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.cache_world import FULL_GROUP, World, answer
+from support.sizes import sized
+
+from octavo.cache.hashing import Namespace
+from octavo.cache.layout import LayerGroup
+from octavo.errors import InvalidRequest
+from octavo.schedule.request import Request, Status
+
+GROUPS = {
+    "full": (FULL_GROUP,),
+    "window": (LayerGroup((0,), 1, 16, window=5),),
+    "mixed": (FULL_GROUP, LayerGroup((1, 2), 1, 16, window=6)),
+    "tiny window": (FULL_GROUP, LayerGroup((1,), 1, 16, window=1)),
+}
+SUMMED = (
+    "prompt_tokens",
+    "completion_tokens",
+    "reused_tokens",
+    "computed_tokens",
+    "recomputed_tokens",
+    "written_blocks",
+    "preemptions",
+)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Request] = []
+        self.ended_early: set[tuple[Request, int]] = set()
+        self.aborted: set[Request] = set()
+
+    @initialize(
+        groups=st.sampled_from(sorted(GROUPS)),
+        blocks=st.integers(4, 20),
+        spare=st.sampled_from([0, 0, 64, 200]),
+        budget=st.sampled_from([3, 8, 30]),
+        seqs=st.integers(1, 6),
+        policy=st.sampled_from(["lru", "cost"]),
+        hash_bits=st.sampled_from([256, 256, 8]),
+        caching=st.sampled_from([True, True, True, False]),
+        pinned=st.integers(0, 8),
+    )
+    def start(self, groups, blocks, spare, budget, seqs, policy, hash_bits, caching, pinned):
+        layout_groups = GROUPS[groups]
+        self.world = World(
+            blocks,
+            groups=layout_groups,
+            spare_bytes=spare,
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+            policy=policy,
+            hash_bits=hash_bits,
+            enable_prefix_caching=caching,
+            max_pinned=pinned * 256,
+        )
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=30),
+        max_tokens=st.integers(1, 20),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from([None, None, "", "a"]),
+        ttl=st.sampled_from([None, None, 5.0, 20.0]),
+        reuse=st.sampled_from([True, True, True, False]),
+    )
+    def add(self, prompt, max_tokens, n, priority, salt, ttl, reuse):
+        self._add(prompt, max_tokens, n, priority, salt, ttl, reuse)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), extra=st.lists(st.integers(0, 1), max_size=6), max_tokens=st.integers(1, 12))
+    def next_turn(self, data, extra, max_tokens):
+        before = data.draw(st.sampled_from(self.asked))
+        prompt = [*before.sequences[0].token_ids, *extra]
+        self._add(prompt, max_tokens, 1, 0, before.namespace.salt, None, True)
+
+    @rule(times=st.integers(1, 5))
+    def step(self, times):
+        for _ in range(times):
+            self.world.step()
+
+    @precondition(lambda self: self._unfinished())
+    @rule(data=st.data(), during_a_step=st.booleans())
+    def cancel(self, data, during_a_step):
+        request = data.draw(st.sampled_from(self._unfinished()))
+        plan = self.world.scheduler.plan() if during_a_step else None
+        assert self.world.scheduler.abort(request.request_id)
+        self.aborted.add(request)
+        if plan is not None:
+            self.world.commit(plan)
+
+    @precondition(lambda self: self.world.scheduler.running)
+    @rule(data=st.data())
+    def preempt(self, data):
+        self.world.scheduler.preempt(data.draw(st.sampled_from(self.world.scheduler.running)))
+
+    @precondition(lambda self: self.world.scheduler.running)
+    @rule(data=st.data())
+    def finish(self, data):
+        sequence = data.draw(st.sampled_from(self.world.scheduler.running))
+        self.ended_early.add((sequence.request, sequence.index))
+        self.world.scheduler.finish(sequence, "stop")
+
+    @precondition(lambda self: self.world.scheduler.running)
+    @rule()
+    def fail_a_step(self):
+        self.world.scheduler.plan()
+        self.world.scheduler.drop()
+
+    @rule(seconds=st.sampled_from([1.0, 5.0, 30.0]))
+    def time_passes(self, seconds):
+        self.world.clock.now += seconds
+        self.world.cache.expire()
+
+    @rule()
+    def reset(self):
+        self.world.cache.reset()
+
+    @invariant()
+    def books_balance(self):
+        if not hasattr(self, "world"):
+            return
+        scheduler = self.world.scheduler
+        self.world.cache.check()
+        alive = [s for r in self.asked for s in r.sequences if s.status is not Status.FINISHED]
+        assert sorted(scheduler.running + scheduler.waiting, key=id) == sorted(alive, key=id)
+        assert {s.lease for s in scheduler.running} == self.world.cache.leases
+        assert len(scheduler.running) <= scheduler.max_num_seqs
+        for name in SUMMED:
+            total = sum(getattr(request.receipt, name) for request in self.asked)
+            assert getattr(scheduler.totals, name) == total, name
+
+    def teardown(self):
+        if not hasattr(self, "world"):
+            return
+        self.world.run()
+        for request in self.asked:
+            self._check_answer(request)
+        self.world.cache.reset()
+        assert self.world.cache.arena.bytes_free == self.world.cache.arena.bytes_total
+        self.world.cache.check()
+
+    def _add(self, prompt, max_tokens, n, priority, salt, ttl, reuse):
+        fields = {
+            "n": n,
+            "priority": priority,
+            "namespace": Namespace("m", salt=salt),
+            "cache_ttl": ttl,
+            "reuse": reuse,
+        }
+        try:
+            self.asked.append(self.world.add(prompt, max_tokens, **fields))
+        except InvalidRequest:
+            assert len(prompt) + 1 > self.world.scheduler.limit
+
+    def _unfinished(self):
+        return [request for request in self.asked if not request.finished]
+
+    def _check_answer(self, request):
+        limit = self.world.scheduler.limit
+        if request not in self.aborted and (request, 0) not in self.ended_early:
+            assert len(request.sequences) == request.n
+        for sequence in request.sequences:
+            expected = answer(request, sequence.index, self.world.max_tokens[request], limit)
+            got = sequence.output_token_ids
+            if request in self.aborted or (request, sequence.index) in self.ended_early:
+                expected = expected[: len(got)]
+            assert got == expected, sequence
+        receipt = request.receipt
+        if receipt.miss is not None:
+            assert receipt.reused_tokens + receipt.computed_tokens == receipt.prompt_tokens
+            assert receipt.reused_tokens < receipt.prompt_tokens
+
+
+CacheMachine.TestCase.settings = settings(
+    max_examples=sized(60, 500),
+    stateful_step_count=sized(25, 50),
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestCacheMachine = CacheMachine.TestCase

@@ -1,0 +1,57 @@
+import sys
+
+import pytest
+
+from octavo.cache.layout import CacheLayout, LayerGroup
+from octavo.errors import ConfigError
+
+LLAMA = CacheLayout((LayerGroup(tuple(range(30)), 3, 64),), 16, "bf16")
+MIXED = CacheLayout((LayerGroup((1, 3), 2, 8, window=10), LayerGroup((0, 2, 4), 2, 8)), 4, "f32")
+
+
+def test_sizes_of_a_small_llama():
+    assert LLAMA.item_bytes == 2
+    assert LLAMA.head_bytes(0) == 2 * 16 * 64 * 2
+    assert LLAMA.layer_bytes(0) == 3 * LLAMA.head_bytes(0)
+    assert LLAMA.block_bytes(0) == 30 * LLAMA.layer_bytes(0) == 368_640
+    assert LLAMA.bytes_per_token == 23_040
+
+
+def test_layers_lie_one_after_the_other():
+    assert [MIXED.layer_offset(1, layer) for layer in (0, 2, 4)] == [0, 512, 1024]
+    assert MIXED.layer_offset(0, 3) == MIXED.layer_bytes(0)
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 16])
+@pytest.mark.parametrize("window", [1, 2, 4, 5, 10, 16, 33])
+def test_a_window_holds_what_its_queries_read(block_size, window):
+    layout = CacheLayout((LayerGroup((0,), 1, 8, window=window),), block_size, "bf16")
+    most = 0
+    for position in range(100):
+        reads = range(max(0, position - window + 1), position + 1)
+        assert layout.first_block(0, position) == reads[0] // block_size
+        most = max(most, reads[-1] // block_size - reads[0] // block_size + 1)
+        assert layout.blocks_held(0, position + 1) >= most
+    assert layout.blocks_held(0, 100) == most
+
+
+@pytest.mark.parametrize("layout", [LLAMA, MIXED])
+@pytest.mark.parametrize("blocks", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_longest_sequence_is_the_inverse_of_sequence_bytes(layout, blocks, extra):
+    budget = blocks * sum(layout.block_sizes_bytes) + extra
+    longest = layout.longest_sequence(budget)
+    assert layout.sequence_bytes(longest) <= budget < layout.sequence_bytes(longest + 1)
+
+
+def test_a_model_of_windows_alone_has_no_longest_sequence():
+    layout = CacheLayout((LayerGroup((0,), 1, 8, window=8),), 4, "bf16")
+    assert layout.longest_sequence(3 * layout.block_bytes(0)) == sys.maxsize
+    assert layout.longest_sequence(2 * layout.block_bytes(0)) == 8
+
+
+def test_unknown_formats_and_empty_windows_are_refused():
+    with pytest.raises(ConfigError, match="int3"):
+        CacheLayout(LLAMA.groups, 16, "int3")
+    with pytest.raises(ConfigError, match="window=0"):
+        LayerGroup((0,), 1, 8, window=0)
