@@ -57,14 +57,14 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that is certain now and was not before; often empty."""
+        alone = self._decode([token_id])
+        if not alone and self._hidden(token_id):
+            return ""
         self._window.append(token_id)
-        if self._byte is not None and self._decode([token_id]) == _REPLACEMENT:
+        if self._byte is not None and alone == _REPLACEMENT:
             return ""
         final, pending = self._split(self._window)
         delta = final[_common(self._given, final) :]
-        if not delta and self._hidden(token_id):
-            self._window.pop()
-            return ""
         self._given = final
         if len(self._window) > _LONG:
             self._cut(pending)
@@ -91,12 +91,8 @@ class IncrementalDetokenizer:
         return final, text[len(final) :]
 
     def _hidden(self, token_id: int) -> bool:
-        """Whether `skip_special_tokens` leaves it out; a space that is stripped is not left out for good."""
-        return (
-            self._skip
-            and not self._decode([token_id])
-            and bool(self._decoder.decode([token_id], skip_special_tokens=False))
-        )
+        """Whether a token without text is a special one left out, and not a space stripped where it stands."""
+        return self._skip and bool(self._decoder.decode([token_id], skip_special_tokens=False))
 
     def _cut(self, pending: str) -> None:
         """Keep the last tokens if alone they show the same pending text, and something before it."""

@@ -123,6 +123,12 @@ def test_a_run_of_byte_tokens_that_turns_bad_takes_nothing_back() -> None:
     assert "".join(deltas) == tokenizer.decode(ids) == "a" + 6 * "\ufffd" + "a"
 
 
+def test_a_special_token_left_out_inside_a_character_changes_nothing() -> None:
+    tokenizer = TOKENIZERS["byte fallback"]
+    ids = [0xC2 + 1, tokenizer.token_to_id("</s>"), 0xA9 + 1, tokenizer.token_to_id("a")]
+    assert deltas_of(tokenizer, ids) == ["", "", "", "©a", ""]
+
+
 def test_bad_bytes_are_shown_and_what_follows_is_not_lost() -> None:
     deltas = deltas_of(TOKENIZERS["byte level"], [0xE2, 0x82, 0x41, 0xFF, 0xFF, 0x42])
     assert "".join(deltas) == "\ufffdA\ufffd\ufffdB"
