@@ -122,12 +122,24 @@ class SpanReader {
   int low_ = 0, high_ = 0;
 };
 
+inline void prefetch(const char* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
 // score[r][from ... to) of kPanel positions at a time; P = width of a key panel.
 template <class T, int R, int P>
 inline void scores(const SpanReader<T>& span, const uint32_t* words, int dim, int from, int to, SpanScratch& scratch) {
   constexpr int kPieces = P >= W ? 1 : W / P;
   constexpr int64_t kStride = int64_t(P) * sizeof(uint32_t);
+  // With few rows the memory is what one waits for: keys are fetched two steps ahead, values while keys are used.
+  constexpr bool kFetch = R * 2 <= kTileRows;
+  const int64_t panel_bytes = int64_t(P) * dim * sizeof(T);
   for (int p = from; p < to; p += kPanel) {
+    if (kFetch)
+      for (int at = p; at < p + kPanel && at < to; at += P) {
+        if (at + 2 * kPanel < to) prefetch(span.key_panel(at + 2 * kPanel), panel_bytes);
+        prefetch(span.values(at), panel_bytes);
+      }
     const char* piece[kPanelVectors][kPieces];
     for (int v = 0; v < kPanelVectors; ++v)
       for (int i = 0; i < kPieces; ++i) {

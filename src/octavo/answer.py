@@ -97,7 +97,7 @@ class Answer:
         return full or len(self.choice.token_ids) >= self._limit
 
     def _read(self, delta: str) -> None:
-        released, _ = self._stop.push(delta, armed=self.choice.new_tokens >= self.params.min_tokens)
+        released, _ = self._stop.push(delta, armed=self.choice.new_tokens > self.params.min_tokens)
         self.text += released
 
     def _end(self, reason: FinishReason, stop_reason: int | str | None) -> FinishReason:

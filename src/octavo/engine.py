@@ -147,6 +147,8 @@ class Engine:
                 format_bytes(budget),
                 self.scheduler.limit,
             )
+        # K and V follow from the weights and from the type they are computed in.
+        self._model_key = f"{self.loaded.digest}:{self.layout.format}"
         self._eos = frozenset(self.tokenizer.eos_token_ids)
         self._sampler = Sampler(self.tokenizer.eos_token_ids)
         backend = None if self.tokenizer.hf is None else self.tokenizer.hf.backend_tokenizer
@@ -229,7 +231,7 @@ class Engine:
             prompt_token_ids=token_ids,
             n=params.n,
             priority=params.priority,
-            namespace=Namespace(self.loaded.digest, self.config.tenant, params.cache_salt),
+            namespace=Namespace(self._model_key, self.config.tenant, params.cache_salt),
             cache_ttl=params.cache_ttl,
             exact=params.exact,
             reuse=params.prompt_logprobs is None,
