@@ -7,13 +7,13 @@ runner checks every position that is read; the books are checked after every rul
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.cache_world import FULL_GROUP, World, answer
-from support.sizes import sized
 
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import LayerGroup
 from octavo.errors import InvalidRequest
 from octavo.schedule.request import Request, Status
+from support.cache_world import FULL_GROUP, World, answer
+from support.sizes import sized
 
 GROUPS = {
     "full": (FULL_GROUP,),

@@ -4,11 +4,11 @@ import json
 from itertools import islice
 
 import pytest
-from support.sizes import DATA, FULL, sized
 
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout, LayerGroup
 from octavo.cache.manager import CacheManager
+from support.sizes import DATA, FULL, sized
 
 TRACE = DATA / "traces" / "mooncake" / "conversation_trace.jsonl"
 TRACE_BLOCK = 512

@@ -1,10 +1,10 @@
 import random
 
 import pytest
-from support.cache_world import NAN, Bytes
 
 from octavo.cache.arena import SLAB_BLOCKS, Arena
 from octavo.errors import BooksDoNotBalance
+from support.cache_world import NAN, Bytes
 
 
 def fill(arena: Arena, nbytes: int) -> list[int]:

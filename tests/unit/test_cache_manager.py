@@ -1,10 +1,10 @@
 import pytest
-from support.cache_world import FULL_GROUP, Clock, World, words
 
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout, LayerGroup
 from octavo.cache.manager import CacheManager
 from octavo.errors import BooksDoNotBalance, ConfigError
+from support.cache_world import FULL_GROUP, Clock, World, words
 
 B = 4
 SPACE = Namespace("model")
@@ -155,6 +155,15 @@ def test_a_cut_hash_never_gives_a_wrong_block():
         store(cache, tokens)
         stored.append(tokens)
     assert cache.index.collisions > 0
+
+
+def test_a_rejected_digest_leaves_no_empty_namespace():
+    """Found by the state machine: the root was made before the collision was seen."""
+    cache = manager(blocks=2000, hash_bits=8)
+    for i in range(400):
+        store(cache, words(i, 5), Namespace("model", salt=str(i)))
+    assert cache.index.collisions > 0
+    assert len(cache.index.roots) == len(cache.index.nodes) < 400
 
 
 def test_the_index_agrees_with_brute_force():

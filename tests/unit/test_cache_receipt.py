@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from support.cache_world import World, words
 
 from octavo.cache.events import Event, EventLog
 from octavo.cache.hashing import Namespace
 from octavo.cache.receipt import Miss
+from support.cache_world import World, words
 
 B = 4
 

@@ -110,7 +110,7 @@ class PrefixIndex:
     def publish(self, lease: Lease, i: int) -> Node | None:
         """The node for block `i` of `lease`, made if need be; None if the digest belongs to other content."""
         key, digest = lease.keys[i], lease.digests[i]
-        parent = lease.tip or self._root(lease.namespace)
+        parent = lease.tip or self.roots.get(lease.namespace)
         node = self.nodes.get(digest)
         if node is not None:
             if node.parent is parent and node.tokens == key:
@@ -119,6 +119,8 @@ class PrefixIndex:
             return None
         if lease.tip is not None and self.nodes.get(lease.tip.digest) is not lease.tip:
             return None
+        if parent is None:
+            parent = self.roots[lease.namespace] = self._new_root(lease.namespace)
         node = self.nodes[digest] = Node(parent, key, digest, self._groups)
         parent.children += 1
         if parent.parent is None:
@@ -159,11 +161,8 @@ class PrefixIndex:
             return None
         return block.node.parent.blocks[block.group]
 
-    def _root(self, namespace: Namespace) -> Node:
-        root = self.roots.get(namespace)
-        if root is None:
-            root = self.roots[namespace] = Node(None, b"", self._hasher.root(namespace), self._groups)
-        return root
+    def _new_root(self, namespace: Namespace) -> Node:
+        return Node(None, b"", self._hasher.root(namespace), self._groups)
 
     def _forget_first(self, node: Node) -> None:
         root = node.parent
