@@ -1,0 +1,290 @@
+"""The engine for asyncio: one thread runs the loop, everybody else sends it calls and reads snapshots.
+
+    generate ─ prepare (door) ─ submit ─▶ inbox ─▶ engine thread: calls, step, calls, step ... ─▶ stream ─▶ iterator
+
+The engine is made, used and dropped in its own thread, so nothing in it needs a lock, and the thread pool's size,
+which torch keeps per calling thread, is set where it counts. With nothing to do the thread sleeps in its inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from octavo.config import EngineConfig
+from octavo.engine import Engine, EngineStats, LiveRequest, Prompt
+from octavo.errors import ConfigError, InvalidRequest, OctavoError, RequestCancelled
+from octavo.model.pull import Notice
+from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.params import SamplingParams
+
+logger = logging.getLogger("octavo")
+
+T = TypeVar("T")
+
+
+class AsyncEngine:
+    """A model, loaded and ready, for many requests at once. An async context manager.
+
+    `model` is an `EngineConfig`, or MODEL with the options of one. The constructor blocks until the model is loaded;
+    raises what `Engine` raises. `abort`, `call` and `close` may be used from any thread or event loop.
+    """
+
+    def __init__(self, model: EngineConfig | str, *, notice: Notice | None = None, **options: Any) -> None:
+        if isinstance(model, EngineConfig) and options:
+            raise ConfigError(f"options {', '.join(options)} belong into the EngineConfig that was given")
+        self.config = model if isinstance(model, EngineConfig) else EngineConfig.create(model, **options)
+        self._names = itertools.count()
+        self._lock = threading.Lock()  # nothing enters the inbox or the door after _ended is set
+        self._ended: Callable[[], OctavoError] | None = None
+        self._inbox: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+        self._streams: dict[str, _Stream] = {}  # the engine thread's own
+        # One thread encodes prompts in the order they came; a long one delays no step.
+        self._door = ThreadPoolExecutor(1, "octavo-door")
+        started: Future[Engine] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(notice, started), name="octavo-engine", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._engine: Engine | None = started.result()
+        except BaseException:  # Ctrl-C while it loads, too
+            self._inbox.put(None)
+            raise
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Snapshots of one request, each with all that came so far; the last one is `finished`.
+
+        Steps are merged when the reader is slow. Raises the errors of this request: `InvalidRequest` (also for an id
+        in use), `Overloaded`, and `OctavoError` if the engine ends before it. Leaving or cancelling the iterator
+        aborts the request. An id is made up where none is given.
+        """
+        name = f"request-{next(self._names)}" if request_id is None else request_id
+        if not isinstance(name, str):
+            raise InvalidRequest(f"request_id={name!r} is not a string", param="request_id")
+        here = asyncio.get_running_loop()
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended()
+            prepared = here.run_in_executor(self._door, self._prepare, name, prompt, params)
+        stream = _Stream(here, await prepared)
+        try:
+            await self.call(lambda engine: self._submit(engine, stream))
+            while True:
+                output = await stream.take()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._send(lambda engine: self._leave(engine, stream))
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step; no error if there is none.
+
+        Its iterator gives one more snapshot, with `finish_reason` `abort`, and ends.
+        """
+        self._send(lambda engine: self._abort(engine, request_id))
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """What `function` returns or raises when it is called with the engine, between two steps."""
+        return await asyncio.wrap_future(self._send(function))
+
+    async def stats(self) -> EngineStats:
+        """The account of the cache now."""
+        return await self.call(Engine.stats)
+
+    async def check(self) -> None:
+        """Raises `BooksDoNotBalance` if the conservation law of the cache does not hold."""
+        await self.call(Engine.check)
+
+    def close(self) -> None:
+        """End the engine after the step it is in; open iterators raise `RequestCancelled`. Idempotent."""
+        self._inbox.put(None)
+        self._thread.join()
+        self._door.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    shutdown = close  # vLLM's name for it
+
+    def _prepare(self, request_id: str, prompt: Prompt, params: SamplingParams | None) -> LiveRequest:
+        engine = self._engine
+        if engine is None:
+            assert self._ended is not None
+            raise self._ended()
+        return engine.prepare(request_id, prompt, SamplingParams() if params is None else params)
+
+    def _send(self, function: Callable[[Engine], T]) -> Future[T]:
+        call = _Call(function)
+        with self._lock:
+            if self._ended is None:
+                self._inbox.put(call)
+            else:
+                call.future.set_exception(self._ended())
+        return call.future
+
+    def _run(self, notice: Notice | None, started: Future[Engine]) -> None:
+        """The engine thread, from loading to the end."""
+        try:
+            engine = Engine(self.config, notice=notice)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(engine)
+        del started  # its result would keep the arena
+        ended: Callable[[], OctavoError] = _closed
+        try:
+            while self._obey(engine):
+                for live in engine.step():
+                    self._deliver(live)
+        except Exception as error:
+            logger.exception("the engine has failed")
+            traceback.clear_frames(error.__traceback__)  # so would they
+            ended = _failed(error)
+        del engine
+        self._end(ended)
+
+    def _obey(self, engine: Engine) -> bool:
+        """Make the calls that wait; sleep while there is nothing to compute. False when it is time to end."""
+        while not engine.has_work or not self._inbox.empty():
+            call = self._inbox.get()
+            if call is None:
+                return False
+            call.make(engine)
+        return True
+
+    def _end(self, ended: Callable[[], OctavoError]) -> None:
+        with self._lock:
+            self._ended = ended
+        self._engine = None
+        while not self._inbox.empty():
+            if (call := self._inbox.get()) is not None:
+                call.fail(ended())
+        for stream in self._streams.values():
+            stream.fail(ended())
+        self._streams.clear()
+
+    def _submit(self, engine: Engine, stream: _Stream) -> None:
+        engine.submit(stream.live)
+        self._streams[stream.live.request.request_id] = stream
+
+    def _deliver(self, live: LiveRequest) -> None:
+        name = live.request.request_id
+        stream = self._streams.pop(name) if live.finished else self._streams[name]
+        if live.error is not None:
+            stream.fail(live.error)
+        else:
+            stream.put(live.output())
+
+    def _abort(self, engine: Engine, request_id: str) -> None:
+        live = engine.abort(request_id)
+        if live is None:
+            return
+        output = live.output()
+        if not output.outputs:  # it was still waiting, or reading its prompt
+            output.outputs = [
+                CompletionOutput(index, "", [], finish_reason="abort") for index in range(live.params.n)
+            ]
+        self._streams.pop(request_id).put(output)
+
+    def _leave(self, engine: Engine, stream: _Stream) -> None:
+        """Nobody reads `stream` any more."""
+        name = stream.live.request.request_id
+        if self._streams.get(name) is stream:
+            del self._streams[name]
+            engine.abort(name)
+
+
+class _Call(Generic[T]):
+    """A function to be called with the engine, and the future of its result."""
+
+    def __init__(self, function: Callable[[Engine], T]) -> None:
+        self.future: Future[T] = Future()
+        self._function = function
+
+    def make(self, engine: Engine) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._function(engine)
+        except Exception as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+    def fail(self, error: OctavoError) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+class _Stream:
+    """Between the engine thread, which puts, and the event loop of one reader, which takes.
+
+    Only the newest snapshot is kept: it has all that the older ones had.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, live: LiveRequest) -> None:
+        self.live = live
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._output: RequestOutput | None = None
+        self._error: OctavoError | None = None
+        self._news = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        with self._lock:
+            known, self._output = self._output is not None, output
+        if not known:
+            self._wake()
+
+    def fail(self, error: OctavoError) -> None:
+        """What was put before is still taken first."""
+        with self._lock:
+            self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the reader's event loop is closed
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    async def take(self) -> RequestOutput:
+        """The newest snapshot, once there is one that was not taken yet. Raises the request's error."""
+        while True:
+            await self._news.wait()
+            with self._lock:
+                output, self._output = self._output, None
+                if output is not None:
+                    return output
+                if self._error is not None:
+                    raise self._error
+                self._news.clear()
+
+
+def _closed() -> OctavoError:
+    return RequestCancelled("the engine is closed; make a new one")
+
+
+def _failed(cause: Exception) -> Callable[[], OctavoError]:
+    def error() -> OctavoError:
+        error = OctavoError(f"the engine has failed ({type(cause).__name__}: {cause}); make a new one")
+        error.__cause__ = cause
+        return error
+
+    return error
