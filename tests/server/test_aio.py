@@ -211,7 +211,7 @@ def test_errors_of_a_request_are_its_own(engine: AsyncEngine) -> None:
         bad = [
             ("x" * 2048, None),
             ([-1], None),
-            ("", None),
+            ([], None),
             ([10**20], None),
             ("x", 5),
             (b"x", None),
@@ -221,7 +221,7 @@ def test_errors_of_a_request_are_its_own(engine: AsyncEngine) -> None:
         return await neighbour, errors
 
     snapshots, errors = run(both())
-    assert all(isinstance(error, InvalidRequest) for error in errors)
+    assert [error for error in errors if not isinstance(error, InvalidRequest)] == []
     assert len(snapshots[-1].outputs[0].token_ids) == 60
 
 
