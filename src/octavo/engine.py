@@ -36,6 +36,7 @@ from octavo.params import SamplingParams
 from octavo.sample import Choice, Logits, Sampled, Sampler, bad_word_ids, prompt_logprobs
 from octavo.schedule.request import Request
 from octavo.schedule.scheduler import Chunk, Scheduler, StepPlan
+from octavo.turns import Turns
 
 logger = logging.getLogger("octavo")
 
@@ -409,6 +410,11 @@ class Engine:
                 )
             token_ids.append(token)
         return token_ids
+
+    def turns(self) -> Turns:
+        """A memory of conversations for this model's tokenizer."""
+        hf = self.tokenizer.hf
+        return Turns(self.tokenizer, () if hf is None else tuple(hf.all_special_tokens))
 
     def stats(self) -> EngineStats:
         """The account of the cache now."""

@@ -28,6 +28,7 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self._engine: Engine | None = Engine(EngineConfig.create(model, **options))
+        self._turns = self._engine.turns()
         self._turn = threading.Lock()
         self._requests = 0
 
@@ -75,13 +76,19 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, with the model's chat template.
 
-        Without `params` an answer may take the rest of the context.
+        Without `params` an answer may take the rest of the context. Answers that come back in a later turn keep the
+        token ids they were generated with, so that their blocks are found in the cache.
         """
         many = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if many else [messages]
-        tokenizer = self.engine.tokenizer
-        prompts = [tokenizer.apply_chat_template(conversation) for conversation in conversations]
-        return self.generate(prompts, params or SamplingParams(max_tokens=None), use_tqdm=use_tqdm)
+        texts = [self.engine.tokenizer.render_chat(conversation) for conversation in conversations]
+        each = _one_each(params or SamplingParams(max_tokens=None), len(texts))
+        prompts = [self._turns.encode(text, own.cache_salt) for text, own in zip(texts, each, strict=True)]
+        outputs = self.generate(prompts, each, use_tqdm=use_tqdm)
+        for text, own, output in zip(texts, each, outputs, strict=True):
+            for answer in output.outputs:
+                self._turns.remember(text, output.prompt_token_ids + answer.token_ids, own.cache_salt)
+        return outputs
 
     def _run(self, engine: Engine, lives: list[LiveRequest], progress: bool) -> list[RequestOutput]:
         try:

@@ -1,0 +1,74 @@
+"""Conversations keep their tokens: what the model generated is sent back as the very ids it generated.
+
+A chat template turns a whole conversation into text again at every turn. Tokenising that text anew can cut an answer
+into other tokens than the model produced, and then its blocks in the cache are no prefix of the new prompt. So the
+ids of a prompt and its answer are remembered under their text, and a later prompt that begins with that text, and
+goes on with a special token (where tokenisation starts afresh), begins with those ids.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+CAPACITY = 256
+
+
+class Codec(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]:
+        """Token ids of `text`."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = ...) -> str:
+        """Text of `ids`."""
+
+
+class Turns:
+    """The last `capacity` answered prompts, by (owner, text); an owner never sees another's ids.
+
+    `special` are the texts of the special tokens.
+    """
+
+    def __init__(self, codec: Codec, special: Sequence[str], capacity: int = CAPACITY) -> None:
+        self._codec = codec
+        self._special = tuple(s for s in special if s)
+        self._capacity = capacity
+        self._known: OrderedDict[tuple[str | None, str], list[int]] = OrderedDict()
+
+    def encode(self, text: str, owner: str | None = None) -> list[int]:
+        """Token ids of a rendered conversation, those of the longest remembered beginning kept."""
+        best: tuple[str | None, str] | None = None
+        for key in self._known:
+            name, known = key
+            if name == owner and (best is None or len(known) > len(best[1])) and self._continues(known, text):
+                best = key
+        if best is None:
+            return self._codec.encode(text, add_special_tokens=False)
+        self._known.move_to_end(best)
+        rest = text[len(best[1]) :]
+        return self._known[best] + (self._codec.encode(rest, add_special_tokens=False) if rest else [])
+
+    def remember(self, prompt: str, token_ids: Sequence[int], owner: str | None = None) -> None:
+        """`token_ids` are those of the rendered `prompt` and of the answer to it.
+
+        Nothing is kept where the ids do not spell the prompt (a tokenizer that normalises text).
+        """
+        text = self._codec.decode(token_ids, skip_special_tokens=False)
+        if not text.startswith(prompt):
+            return
+        self._known[owner, text] = list(token_ids)
+        self._known.move_to_end((owner, text))
+        while len(self._known) > self._capacity:
+            self._known.popitem(last=False)
+
+    def _continues(self, known: str, text: str) -> bool:
+        """Whether `text` begins with `known` and its rest is tokenised on its own."""
+        if not text.startswith(known):
+            return False
+        return (
+            len(text) == len(known)
+            or text.startswith(self._special, len(known))
+            or known.endswith(self._special)
+        )
