@@ -170,6 +170,7 @@ struct Kernels {
   void (*rope_write)(DType, const RopeWriteArgs&, int threads);
   void (*cache_write)(DType, const StoreArgs&, int threads);
   void (*attention)(DType, const AttentionArgs&, const AttentionPlan&, int threads);
+  uint64_t (*read_pass)(const char* data, int64_t bytes, int streams, int threads);
 };
 
 }  // namespace octavo

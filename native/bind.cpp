@@ -186,6 +186,12 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("nbytes", &HugeBuffer::bytes);
   m.def("move", [](uintptr_t to, uintptr_t from, size_t n) { std::memmove(at<void>(to), at<void>(from), n); });
   m.def("fill", [](uintptr_t to, int byte, size_t n) { std::memset(at<void>(to), byte, n); });
+  m.def(
+      "read_pass",
+      [](uintptr_t address, int64_t nbytes, int streams) {
+        return active.read_pass(at<char>(address), nbytes, streams, threads);
+      },
+      "address"_a, "nbytes"_a, "streams"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
 using Logits = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::device::cpu>;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "limits.h"
 #include "linear.h"
 #include "rows.h"
 
@@ -26,6 +27,7 @@ inline Kernels table(const char* name) {
   k.cache_write = ByDType<const StoreArgs&, int>::call<cache_write<bf16>, cache_write<float>>;
   k.attention =
       ByDType<const AttentionArgs&, const AttentionPlan&, int>::call<attention<bf16>, attention<float>>;
+  k.read_pass = read_pass;
   return k;
 }
 
