@@ -101,11 +101,14 @@ def _answers(
 class VerdictStore:
     """Verdicts kept per machine, model and way of running it, so that a start pays for the probe once."""
 
-    def __init__(self, home: Path, digest: str, dtype: torch.dtype, block_size: int, fused: bool) -> None:
+    def __init__(
+        self, home: Path, digest: str, dtype: torch.dtype, block_size: int, max_rows: int, fused: bool
+    ) -> None:
         facts = [
             digest,
             str(dtype),
             block_size,
+            max_rows,
             fused,
             native.path(),
             native.num_threads(),

@@ -37,7 +37,12 @@ class Runner:
 
     def _judge(self, loaded: LoadedModel, layout: CacheLayout, max_rows: int) -> Verdict:
         store = VerdictStore(
-            Environment.read().home, loaded.digest, loaded.torch_dtype, layout.block_size, self.fused
+            Environment.read().home,
+            loaded.digest,
+            loaded.torch_dtype,
+            layout.block_size,
+            max_rows,
+            self.fused,
         )
         if (known := store.load()) is not None:
             return known
