@@ -91,10 +91,15 @@ struct RopeWriteArgs {
   const float* qkv;     // float [rows][(q_heads + 2 kv_heads) * head_dim]
   const float* cos;     // float [positions][head_dim / 2]
   const float* sin;
+  // Rows whose sequence has dropped positions ask its sinks as if these had moved up: the query once more, rotated to
+  // `moved_position`, in q_out after the rows of the step.
+  const int32_t* moved_rows;
+  const int32_t* moved_positions;
+  int64_t moved;
   const float* q_norm;  // float [head_dim] or null
   const float* k_norm;
   float eps;
-  void* q_out;          // T [rows][q_heads][head_dim]
+  void* q_out;          // T [rows + moved][q_heads][head_dim]
 };
 
 // K and V as another library left them: element (row, head, dim) at row * row_stride + head * head_stride + dim.
@@ -111,7 +116,8 @@ struct Segment {
   int32_t rows;
   int32_t first_position;
   int32_t blocks;          // entries in its table
-  const int64_t* table;    // byte offsets of its blocks; entries behind the window may be -1
+  const int64_t* table;    // byte offsets of its blocks; entries of dropped blocks may be -1
+  int32_t sinks;           // positions that are kept although later ones were dropped
 };
 
 // Rows folded over all their spans by one worker.
@@ -129,9 +135,9 @@ struct SpanItem {
 };
 
 struct SpanMember {
-  int32_t row;       // row of the step
-  int32_t position;
-  int64_t partial;   // index of the partial, in units of one query head's partial times q_heads
+  int32_t query;      // row of q
+  int32_t low, high;  // the positions it sees, high excluded
+  int64_t partial;    // index of the partial, in units of one query head's partial times q_heads
 };
 
 struct MergeRow {
@@ -155,7 +161,7 @@ struct AttentionPlan {
 
 struct AttentionArgs {
   CacheView cache;
-  const void* q;  // T [rows][q_heads][head_dim]
+  const void* q;  // T [rows + moved][q_heads][head_dim]
   void* out;      // T [rows][q_heads][head_dim]
   int q_heads;
   float scale;

@@ -63,7 +63,8 @@ template <class T>
 struct Tile {
   int rows;
   const T* q[kTileRows];       // [head_dim] each
-  int position[kTileRows];
+  int low[kTileRows];          // the positions each row sees, high excluded
+  int high[kTileRows];
   Partial partial[kTileRows];  // written
   uint32_t* words;             // q interleaved: [head_dim / E][rows]
 };
@@ -238,15 +239,14 @@ inline void weigh_all(const SpanReader<T>& span, const Tile<T>& tile, const T* w
 
 // Partials of one tile over one span. Rows whose range misses the span get an empty partial.
 template <class T, int R>
-inline void span_partial(const AttentionArgs& args, int window, SpanReader<T>& span, const Tile<T>& tile,
-                         SpanScratch& scratch) {
+inline void span_partial(const AttentionArgs& args, SpanReader<T>& span, const Tile<T>& tile, SpanScratch& scratch) {
   constexpr int E = Elem<T>::kPack;
   const int dim = args.cache.head_dim;
   int low[R], high[R];
   int from = kSpan, to = 0, common_from = 0, common_to = kSpan;
   for (int r = 0; r < R; ++r) {
-    high[r] = std::clamp(tile.position[r] + 1 - span.first(), 0, kSpan);
-    low[r] = window ? std::clamp(tile.position[r] + 1 - window - span.first(), 0, kSpan) : 0;
+    high[r] = std::clamp(tile.high[r] - span.first(), 0, kSpan);
+    low[r] = std::clamp(tile.low[r] - span.first(), 0, kSpan);
     tile.partial[r].reset(dim);
     common_from = std::max(common_from, low[r]);
     common_to = std::min(common_to, high[r]);
@@ -300,7 +300,8 @@ void fold_item(const AttentionArgs& args, const AttentionPlan& plan, const FoldI
     for (int r = 0; r < tile.rows; ++r) {
       const int row = item.first + (first + r) / group, head = kv_head * group + (first + r) % group;
       tile.q[r] = static_cast<const T*>(args.q) + (int64_t(segment.first_row + row) * args.q_heads + head) * dim;
-      tile.position[r] = segment.first_position + row;
+      tile.high[r] = segment.first_position + row + 1;
+      tile.low[r] = plan.window ? std::max(0, tile.high[r] - plan.window) : 0;
       tile.partial[r] = Partial{partials + r * size};
     }
   };
@@ -317,7 +318,7 @@ void fold_item(const AttentionArgs& args, const AttentionPlan& plan, const FoldI
     for (int first = 0; first < count; first += kTileRows) {
       fill(tile, first);
       with_rows(tile.rows, [&](auto rows) {
-        span_partial<T, decltype(rows)::value>(args, plan.window, span, tile, worker.scratch);
+        span_partial<T, decltype(rows)::value>(args, span, tile, worker.scratch);
       });
       for (int r = 0; r < tile.rows; ++r)
         merge(Partial{states + (first + r) * size}, tile.partial[r], dim);
@@ -343,13 +344,14 @@ void span_item(const AttentionArgs& args, const AttentionPlan& plan, const SpanI
     for (int r = 0; r < tile.rows; ++r) {
       const SpanMember& member = plan.members[item.first_member + (first + r) / group];
       const int head = kv_head * group + (first + r) % group;
-      tile.q[r] = static_cast<const T*>(args.q) + (int64_t(member.row) * args.q_heads + head) * dim;
-      tile.position[r] = member.position;
+      tile.q[r] = static_cast<const T*>(args.q) + (int64_t(member.query) * args.q_heads + head) * dim;
+      tile.low[r] = member.low;
+      tile.high[r] = member.high;
       tile.partial[r] = Partial{partials + (member.partial * args.q_heads + head) * size};
     }
     interleave(tile, dim);
     with_rows(tile.rows, [&](auto rows) {
-      span_partial<T, decltype(rows)::value>(args, plan.window, span, tile, worker.scratch);
+      span_partial<T, decltype(rows)::value>(args, span, tile, worker.scratch);
     });
   }
 }

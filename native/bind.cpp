@@ -96,21 +96,24 @@ void pack(uintptr_t weight, uintptr_t out, int64_t n, int64_t k, int itemsize) {
 using IntArray = nb::ndarray<const int32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LongArray = nb::ndarray<const int64_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// `segments` is [n][5]: first_row, rows, first_position, where the table starts in `tables`, its length.
+// `segments` is [n][6]: first_row, rows, first_position, where the table starts in `tables`, its length, sinks.
+// `dropped` is [rows]: positions after the sinks that a row no longer sees.
 AttentionPlan* make_plan(nb::ndarray<const int64_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu> segments,
-                         LongArray tables, int block_size, int window, int kv_heads) {
+                         LongArray tables, IntArray dropped, int block_size, int window, int kv_heads) {
   auto plan = std::make_unique<AttentionPlan>();
   plan->block_size = block_size;
   plan->window = window;
   plan->tables.assign(tables.data(), tables.data() + tables.shape(0));
   for (size_t i = 0; i < segments.shape(0); ++i) {
-    const int64_t* s = segments.data() + i * 5;
+    const int64_t* s = segments.data() + i * 6;
     const int64_t last = s[2] + s[1] - 1;
-    if (s[1] < 1 || s[3] < 0 || s[3] + s[4] > int64_t(tables.shape(0)) || last / block_size >= s[4])
+    if (s[1] < 1 || s[3] < 0 || s[3] + s[4] > int64_t(tables.shape(0)) || last / block_size >= s[4] ||
+        s[0] + s[1] > int64_t(dropped.shape(0)))
       throw std::invalid_argument("segment " + std::to_string(i) + " reaches outside its block table");
-    plan->segments.push_back({int32_t(s[0]), int32_t(s[1]), int32_t(s[2]), int32_t(s[4]), plan->tables.data() + s[3]});
+    plan->segments.push_back({int32_t(s[0]), int32_t(s[1]), int32_t(s[2]), int32_t(s[4]), plan->tables.data() + s[3],
+                              int32_t(s[5])});
   }
-  PlanBuilder(*plan, kv_heads, threads).build();
+  PlanBuilder(*plan, dropped.data(), kv_heads, threads).build();
   return plan.release();
 }
 
@@ -145,11 +148,13 @@ void bind_kernels(nb::module_& m) {
       "rope_write",
       [](int dtype, uintptr_t arena, int64_t layer_offset, int block_size, int kv_heads, int head_dim, int q_heads,
          uintptr_t blocks, uintptr_t positions, int64_t rows, uintptr_t qkv, uintptr_t cos, uintptr_t sin,
-         uintptr_t q_norm, uintptr_t k_norm, float eps, uintptr_t q_out) {
+         uintptr_t moved_rows, uintptr_t moved_positions, int64_t moved, uintptr_t q_norm, uintptr_t k_norm, float eps,
+         uintptr_t q_out) {
         const WriteArgs write{view(arena, layer_offset, block_size, kv_heads, head_dim), at<int64_t>(blocks),
                               at<int32_t>(positions), rows, q_heads};
-        active.rope_write(DType(dtype), {write, at<float>(qkv), at<float>(cos), at<float>(sin), at<float>(q_norm),
-                                         at<float>(k_norm), eps, at<void>(q_out)}, threads);
+        active.rope_write(DType(dtype), {write, at<float>(qkv), at<float>(cos), at<float>(sin), at<int32_t>(moved_rows),
+                                         at<int32_t>(moved_positions), moved, at<float>(q_norm), at<float>(k_norm),
+                                         eps, at<void>(q_out)}, threads);
       },
       nb::call_guard<nb::gil_scoped_release>());
   m.def(
@@ -166,7 +171,7 @@ void bind_kernels(nb::module_& m) {
       .def_prop_ro("span_items", [](const AttentionPlan& p) { return p.spans.size(); })
       .def_prop_ro("span_members", [](const AttentionPlan& p) { return p.members.size(); })
       .def_prop_ro("fold_items", [](const AttentionPlan& p) { return p.folds.size(); });
-  m.def("make_plan", &make_plan, "segments"_a, "tables"_a, "block_size"_a, "window"_a, "kv_heads"_a,
+  m.def("make_plan", &make_plan, "segments"_a, "tables"_a, "dropped"_a, "block_size"_a, "window"_a, "kv_heads"_a,
         nb::rv_policy::take_ownership,
         "Divide the rows of a step; see plan.h.");
   m.def(

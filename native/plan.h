@@ -14,17 +14,21 @@ constexpr int kFewRows = 8;
 
 class PlanBuilder {
  public:
-  PlanBuilder(AttentionPlan& plan, int kv_heads, int threads) : plan_(plan), kv_heads_(kv_heads), threads_(threads) {}
+  // `dropped` [rows] says how many positions after the sinks a row no longer sees.
+  PlanBuilder(AttentionPlan& plan, const int32_t* dropped, int kv_heads, int threads)
+      : plan_(plan), dropped_(dropped), kv_heads_(kv_heads), threads_(threads) {}
 
   void build() {
     int64_t rows = 0;
-    for (const Segment& s : plan_.segments)
-      if (s.rows > kFewRows) rows += s.rows;
+    for (const Segment& s : plan_.segments) {
+      if (folds(s)) rows += s.rows;
+      next_moved_ = std::max(next_moved_, s.first_row + s.rows);
+    }
     const int64_t share = rows * kv_heads_ / (8 * threads_);
     const int block = int(std::clamp<int64_t>((share + 3) / 4 * 4, 4, 64));
     for (int32_t i = 0; i < int32_t(plan_.segments.size()); ++i) {
       const Segment& s = plan_.segments[i];
-      if (s.rows > kFewRows) {
+      if (folds(s)) {
         for (int first = 0; first < s.rows; first += block)
           plan_.folds.push_back({i, first, std::min(block, s.rows - first)});
       } else {
@@ -35,35 +39,48 @@ class PlanBuilder {
   }
 
  private:
-  int first_span(int position) const {
-    return plan_.window ? std::max(0, position + 1 - plan_.window) / kSpan : 0;
+  // What one row sees: positions low ..< high, asked with row `query` of q.
+  struct View {
+    int query, low, high;
+    int first_span() const { return low / kSpan; }
+    int last_span() const { return (high - 1) / kSpan; }
+  };
+
+  bool folds(const Segment& s) const { return s.rows > kFewRows && !dropped_[s.first_row + s.rows - 1]; }
+
+  // One view, or for a row whose sequence has dropped positions the sinks and then the rest.
+  std::vector<View> views(const Segment& s, int r) {
+    const int row = s.first_row + r, end = s.first_position + r + 1;
+    const int behind = plan_.window ? std::max(0, end - plan_.window) : 0;
+    if (!dropped_[row]) return {{row, behind, end}};
+    std::vector<View> both;
+    if (s.sinks) both.push_back({next_moved_, 0, s.sinks});
+    ++next_moved_;
+    both.push_back({row, s.sinks + dropped_[row], end});
+    return both;
   }
 
   void add_spans(int32_t index) {
     const Segment& s = plan_.segments[index];
-    std::vector<int64_t> partial(s.rows);
+    // One item per span and kind of view: the sinks' queries differ from the rest's.
+    std::unordered_map<int, size_t> items;
     for (int r = 0; r < s.rows; ++r) {
-      const int position = s.first_position + r;
-      const int spans = position / kSpan - first_span(position) + 1;
-      plan_.merges.push_back({s.first_row + r, spans, plan_.partials});
-      partial[r] = plan_.partials - first_span(position);
-      plan_.partials += spans;
-    }
-    const int last = s.first_position + s.rows - 1;
-    for (int span = first_span(s.first_position); span <= last / kSpan; ++span) {
-      std::vector<SpanMember>& members = members_[group_of(index, span)];
-      for (int r = 0; r < s.rows; ++r) {
-        const int position = s.first_position + r;
-        if (span >= first_span(position) && span <= position / kSpan)
-          members.push_back({s.first_row + r, position, partial[r] + span});
-      }
+      const int64_t first_partial = plan_.partials;
+      for (const View& view : views(s, r))
+        for (int span = view.first_span(); span <= view.last_span(); ++span) {
+          const bool moved = view.query != s.first_row + r;
+          const auto found = items.emplace(2 * span + moved, 0);
+          if (found.second) found.first->second = group_of(index, span);
+          members_[found.first->second].push_back({view.query, view.low, view.high, plan_.partials++});
+        }
+      plan_.merges.push_back({s.first_row + r, int32_t(plan_.partials - first_partial), first_partial});
     }
   }
 
   // The item that reads this physical span: an earlier sequence's if all its blocks are the same, else a new one.
   size_t group_of(int32_t index, int span) {
     const Segment& s = plan_.segments[index];
-    const bool whole = s.first_position >= (span + 1) * kSpan - 1;
+    const bool whole = s.first_position >= (span + 1) * kSpan - 1 && !dropped_[s.first_row + s.rows - 1];
     const int per_span = kSpan / plan_.block_size;
     const int64_t* blocks = s.table + int64_t(span) * per_span;
     if (whole) {
@@ -90,7 +107,9 @@ class PlanBuilder {
   }
 
   AttentionPlan& plan_;
+  const int32_t* dropped_;
   int kv_heads_, threads_;
+  int next_moved_ = 0;  // rows of q that hold moved queries come after those of the step
   std::vector<std::vector<SpanMember>> members_;
   std::unordered_multimap<int64_t, size_t> seen_;
 };

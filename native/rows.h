@@ -87,23 +87,37 @@ inline void rotate_head(const float* x, const float* norm, float eps, const floa
   }
 }
 
+// The query heads of one row of qkv, rotated to `position`.
+template <class T>
+inline void rotate_queries(const RopeWriteArgs& args, const float* x, int position, T* q) {
+  const int dim = args.write.cache.head_dim;
+  const float* cos = args.cos + int64_t(position) * (dim / 2);
+  const float* sin = args.sin + int64_t(position) * (dim / 2);
+  float head[kMaxHeadDim + W];
+  T narrow[kMaxHeadDim + W];
+  for (int h = 0; h < args.write.q_heads; ++h, x += dim, q += dim) {
+    rotate_head(x, args.q_norm, args.eps, cos, sin, dim, head);
+    narrow_padded(head, narrow, dim);
+    std::memcpy(q, narrow, sizeof(T) * dim);
+  }
+}
+
 template <class T>
 void rope_write(const RopeWriteArgs& args, int threads) {
   const WriteArgs& w = args.write;
   const int dim = w.cache.head_dim, kv_heads = w.cache.kv_heads;
+  const int64_t width = int64_t(w.q_heads + 2 * kv_heads) * dim, q_width = int64_t(w.q_heads) * dim;
+  T* q = static_cast<T*>(args.q_out);
+  for (int64_t i = 0; i < args.moved; ++i)
+    rotate_queries(args, args.qkv + args.moved_rows[i] * width, args.moved_positions[i], q + (w.rows + i) * q_width);
 #pragma omp parallel for schedule(static) num_threads(threads) if (w.rows > 4)
   for (int64_t row = 0; row < w.rows; ++row) {
-    const float* x = args.qkv + row * int64_t(w.q_heads + 2 * kv_heads) * dim;
     const float* cos = args.cos + int64_t(w.positions[row]) * (dim / 2);
     const float* sin = args.sin + int64_t(w.positions[row]) * (dim / 2);
-    T* q = static_cast<T*>(args.q_out) + row * int64_t(w.q_heads) * dim;
+    rotate_queries(args, args.qkv + row * width, w.positions[row], q + row * q_width);
+    const float* x = args.qkv + row * width + q_width;
     float head[kMaxHeadDim + W];
     T narrow[kMaxHeadDim + W];
-    for (int h = 0; h < w.q_heads; ++h, x += dim, q += dim) {
-      rotate_head(x, args.q_norm, args.eps, cos, sin, dim, head);
-      narrow_padded(head, narrow, dim);
-      std::memcpy(q, narrow, sizeof(T) * dim);
-    }
     for (int h = 0; h < kv_heads; ++h, x += dim) {
       rotate_head(x, args.k_norm, args.eps, cos, sin, dim, head);
       narrow_padded(head, narrow, dim);

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
+from octavo.cache.dropping import DropRule
 from octavo.kernels import native, reference
 from octavo.kernels.native import Epilogue, LayerCache, PackedLinear, Rope, RowPlacement, WeightPool
 
@@ -101,6 +103,12 @@ def test_rms_norm_agrees_and_a_row_is_its_own(dtype: torch.dtype, dim: int, thre
     assert torch.equal(one[0], out[20])
 
 
+@dataclass
+class Tables:
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
 class Paged:
     """Sequences with random keys and values in a shuffled arena, everything else filled with NaN."""
 
@@ -151,11 +159,16 @@ class Paged:
             table = self.tables[sequence].copy()
             if window is not None:
                 table[: max(0, first + 1 - window) // self.block_size] = -1
-            segments.append((rows, stop - first, first, start, len(table)))
+            segments.append((rows, stop - first, first, start, len(table), 0))
             tables.append(table)
             rows, start = rows + stop - first, start + len(table)
         plan = native.make_plan(
-            np.array(segments, dtype=np.int64), np.concatenate(tables), self.block_size, window, self.kv_heads
+            np.array(segments, dtype=np.int64),
+            np.concatenate(tables),
+            np.zeros(rows, dtype=np.int32),
+            self.block_size,
+            window,
+            self.kv_heads,
         )
         q = torch.cat([self.q[s][a:b] for s, a, b in chunks])
         out = torch.empty_like(q)
@@ -239,8 +252,10 @@ def test_rows_that_read_one_physical_span_are_grouped_without_changing_bits(dtyp
     together = paged.attend(chunks)
     for chunk, out in zip(chunks, together, strict=True):
         assert torch.equal(paged.attend([chunk])[0], out)
-    segments = [(0, 1, 599, 0, 38), (1, 3, 550, 38, 38), (4, 1, 511, 76, 38)]
-    plan = native.make_plan(np.array(segments, dtype=np.int64), np.concatenate(paged.tables), 16, None, 2)
+    segments = np.array(
+        [(0, 1, 599, 0, 38, 0), (1, 3, 550, 38, 38, 0), (4, 1, 511, 76, 38, 0)], dtype=np.int64
+    )
+    plan = native.make_plan(segments, np.concatenate(paged.tables), np.zeros(5, dtype=np.int32), 16, None, 2)
     assert plan.span_items == 2 + 2
     assert plan.span_members == (1 + 3 + 1) * 2 + 1 + 3
 
@@ -273,7 +288,7 @@ def test_rope_write_fills_the_cache_and_the_queries(
     norms = (torch.randn(dim), torch.randn(dim)) if with_norm else (None, None)
     q_out = torch.empty(length, q_heads, dim, dtype=dtype)
     native.rope_write(
-        paged.cache, paged.placement(0, range(length)), qkv, Rope(cos, sin, *norms, eps=1e-6), q_out
+        paged.cache, paged.placement(0, range(length)), qkv, Rope(Tables(cos, sin), *norms, eps=1e-6), q_out
     )
     heads = qkv.view(length, -1, dim)
     q, k, v = heads[:, :q_heads], heads[:, q_heads:-kv_heads], heads[:, -kv_heads:]
@@ -293,9 +308,55 @@ def test_rope_write_fills_the_cache_and_the_queries(
 
 
 def test_a_plan_that_reaches_outside_its_table_is_refused() -> None:
+    segments = np.array([[0, 1, 32, 0, 2, 0]], dtype=np.int64)
     with pytest.raises(ValueError, match="outside its block table"):
-        native.make_plan(
-            np.array([[0, 1, 32, 0, 2]], dtype=np.int64), np.zeros(2, dtype=np.int64), 16, None, 1
+        native.make_plan(segments, np.zeros(2, dtype=np.int64), np.zeros(1, dtype=np.int32), 16, None, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sinks", [0, 16, 272])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_rows_that_dropped_positions_see_the_sinks_moved_up(
+    dtype: torch.dtype, sinks: int, rows: int
+) -> None:
+    torch.manual_seed(10)
+    length, q_heads, kv_heads, dim, block = 600, 6, 2, 32, 16
+    paged = Paged(
+        [length, 90], kv_heads=kv_heads, q_heads=q_heads, head_dim=dim, block_size=block, dtype=dtype
+    )
+    raw_q, raw_k = torch.randn(length, q_heads, dim), torch.randn(length, kv_heads, dim)
+    angles = torch.arange(length)[:, None] * torch.logspace(0, -3, dim // 2)
+    table = Tables(angles.cos(), angles.sin())
+    qkv = torch.cat([raw_q, raw_k, paged.v[0].float()], dim=1).flatten(1)
+    rule = DropRule(sinks, 64, block)
+    first = length - rows
+    native.rope_write(
+        paged.cache,
+        paged.placement(0, range(length)),
+        qkv,
+        Rope(table),
+        torch.empty(length, q_heads, dim, dtype=dtype),
+    )
+    positions = np.arange(first, length, dtype=np.int32)
+    dropped = rule.dropped_by_row(positions)
+    assert dropped.tolist() == [rule.dropped(int(p)) for p in positions]
+    placement = RowPlacement.of(paged.tables[0][positions // block], positions, dropped)
+    q = torch.empty(2 * rows, q_heads, dim, dtype=dtype)
+    native.rope_write(paged.cache, placement, qkv[first:].contiguous(), Rope(table), q)
+    blocks = paged.tables[0].copy()
+    blocks[sinks // block : (sinks + dropped[0]) // block] = -1
+    segments = np.array([[0, rows, first, 0, len(blocks), sinks]], dtype=np.int64)
+    plan = native.make_plan(segments, blocks, dropped, block, None, kv_heads)
+    out = torch.empty(rows, q_heads, dim, dtype=dtype)
+    native.attention(paged.cache, plan, q, out, dim**-0.5)
+    for i, (position, gone) in enumerate(zip(positions.tolist(), dropped.tolist(), strict=True)):
+        kept = [*range(sinks), *range(sinks + gone, position + 1)]
+        at = torch.tensor([*range(gone, gone + sinks), *range(sinks + gone, position + 1)])
+        k = reference.rotate(raw_k[kept], table.cos[at], table.sin[at]).to(dtype)
+        query = reference.rotate(raw_q[position][None], table.cos[position][None], table.sin[position][None])
+        expected = reference.attention(query, k, paged.v[0][kept], torch.tensor([len(kept) - 1]), dim**-0.5)
+        torch.testing.assert_close(
+            out[i].float(), expected[0], rtol=3 * TOLERANCE[dtype], atol=3 * TOLERANCE[dtype]
         )
 
 

@@ -42,6 +42,9 @@ def rope_write(
     qkv: int,
     cos: int,
     sin: int,
+    moved_rows: int,
+    moved_positions: int,
+    moved: int,
     q_norm: int,
     k_norm: int,
     eps: float,
@@ -69,6 +72,7 @@ def cache_write(
 def make_plan(
     segments: npt.NDArray[np.int64],
     tables: npt.NDArray[np.int64],
+    dropped: npt.NDArray[np.int32],
     block_size: int,
     window: int,
     kv_heads: int,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -171,30 +172,52 @@ class LayerCache:
     q_heads: int
 
 
+_NO_ROWS: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+
+
 @dataclass(frozen=True)
 class RowPlacement:
-    """Where this step's rows stand: byte offset of each row's block (int64) and its position (int32)."""
+    """Where this step's rows stand: byte offset of each row's block (int64) and its position (int32).
+
+    `moved` are rows whose query is wanted a second time, rotated to `moved_positions` (both int32): rows of
+    sequences that have dropped positions, for the sinks before the gap.
+    """
 
     blocks: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int32]
-    blocks_address: int
-    positions_address: int
+    moved: npt.NDArray[np.int32]
+    moved_positions: npt.NDArray[np.int32]
+    addresses: tuple[int, int, int, int]
 
     @classmethod
-    def of(cls, blocks: npt.NDArray[np.int64], positions: npt.NDArray[np.int32]) -> RowPlacement:
-        """Keeps the arrays alive beside their addresses."""
-        return cls(blocks, positions, blocks.ctypes.data, positions.ctypes.data)
+    def of(
+        cls,
+        blocks: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int32],
+        dropped: npt.NDArray[np.int32] | None = None,
+    ) -> RowPlacement:
+        """Keeps the arrays alive beside their addresses. `dropped [rows]`: positions each row no longer sees."""
+        moved = np.flatnonzero(dropped).astype(np.int32) if dropped is not None else _NO_ROWS
+        moved_positions = positions[moved] - dropped[moved] if dropped is not None else _NO_ROWS
+        arrays = (blocks, positions, moved, moved_positions)
+        return cls(*arrays, (blocks.ctypes.data, positions.ctypes.data, *(a.ctypes.data for a in arrays[2:])))
 
     def __len__(self) -> int:
         return len(self.positions)
 
 
-@dataclass(frozen=True)
-class Rope:
-    """Rotation tables, float32 `[positions, head_dim / 2]`, and the head norms of models that have them."""
+class RotationTable(Protocol):
+    """Cosines and sines by position, float32 `[positions, head_dim / 2]`."""
 
     cos: Tensor
     sin: Tensor
+
+
+@dataclass(frozen=True)
+class Rope:
+    """A rotation table, and the head norms of models that have them."""
+
+    table: RotationTable
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     eps: float = 0.0
@@ -202,7 +225,8 @@ class Rope:
 
 def rope_write(cache: LayerCache, rows: RowPlacement, qkv: Tensor, rope: Rope, q_out: Tensor) -> None:
     """Splits float32 `qkv [rows, (q_heads + 2 kv_heads) * head_dim]`: rotated queries to `q_out`, K and V to
-    the cache."""
+    the cache. Moved queries follow the others: `q_out` has room for `len(rows) + len(rows.moved)`."""
+    blocks, positions, moved, moved_positions = rows.addresses
     _native.rope_write(
         _DTYPES[q_out.dtype],
         cache.arena,
@@ -211,12 +235,15 @@ def rope_write(cache: LayerCache, rows: RowPlacement, qkv: Tensor, rope: Rope, q
         cache.kv_heads,
         cache.head_dim,
         cache.q_heads,
-        rows.blocks_address,
-        rows.positions_address,
+        blocks,
+        positions,
         len(rows),
         qkv.data_ptr(),
-        rope.cos.data_ptr(),
-        rope.sin.data_ptr(),
+        rope.table.cos.data_ptr(),
+        rope.table.sin.data_ptr(),
+        moved,
+        moved_positions,
+        len(rows.moved),
         0 if rope.q_norm is None else rope.q_norm.data_ptr(),
         0 if rope.k_norm is None else rope.k_norm.data_ptr(),
         rope.eps,
@@ -233,8 +260,7 @@ def cache_write(cache: LayerCache, rows: RowPlacement, k: Tensor, v: Tensor) -> 
         cache.block_size,
         cache.kv_heads,
         cache.head_dim,
-        rows.blocks_address,
-        rows.positions_address,
+        *rows.addresses[:2],
         len(rows),
         k.data_ptr(),
         v.data_ptr(),
@@ -248,16 +274,18 @@ def cache_write(cache: LayerCache, rows: RowPlacement, k: Tensor, v: Tensor) -> 
 def make_plan(
     segments: npt.NDArray[np.int64],
     tables: npt.NDArray[np.int64],
+    dropped: npt.NDArray[np.int32],
     block_size: int,
     window: int | None,
     kv_heads: int,
 ) -> AttentionPlan:
     """Divides a step's attention for one layer group.
 
-    `segments [n, 5]`: first row, rows, first position, start of the table in `tables`, its length in blocks.
-    Raises `ValueError` if a segment reaches outside its table.
+    `segments [n, 6]`: first row, rows, first position, start of the table in `tables`, its length in blocks, sinks.
+    `dropped [rows]`: positions after the sinks that a row no longer sees. Raises `ValueError` if a segment reaches
+    outside its table.
     """
-    return _native.make_plan(segments, tables, block_size, window or 0, kv_heads)
+    return _native.make_plan(segments, tables, dropped, block_size, window or 0, kv_heads)
 
 
 def attention(

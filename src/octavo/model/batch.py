@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.cache.dropping import DropRule
 from octavo.cache.layout import CacheLayout
 from octavo.kernels.native import AttentionPlan, RowPlacement, make_plan
 
@@ -19,12 +20,13 @@ from octavo.kernels.native import AttentionPlan, RowPlacement, make_plan
 class Piece:
     """Consecutive rows of one sequence: `token_ids` stand at positions `start`, `start + 1`, ...
 
-    `tables[g]` holds the byte offsets of the sequence's blocks in layer group g.
+    `tables[g]` holds the byte offsets of the sequence's blocks in layer group g, `drops` what it drops.
     """
 
     token_ids: Sequence[int]
     start: int
     tables: tuple[array[int], ...]
+    drops: DropRule | None = None
 
     @property
     def stop(self) -> int:
@@ -33,7 +35,7 @@ class Piece:
 
     def cut(self, first: int, last: int) -> Piece:
         """Rows `first .. last - 1` of this piece."""
-        return Piece(self.token_ids[first:last], self.start + first, self.tables)
+        return Piece(self.token_ids[first:last], self.start + first, self.tables, self.drops)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Batch:
 def make_batch(pieces: Sequence[Piece], layout: CacheLayout) -> Batch:
     """Lay out `pieces`, in order, and divide their attention."""
     positions = np.concatenate([np.arange(p.start, p.stop, dtype=np.int32) for p in pieces])
+    dropped = _dropped(pieces, positions)
     token_ids = torch.tensor([t for p in pieces for t in p.token_ids], dtype=torch.long)
     placements, plans = [], []
     for g, group in enumerate(layout.groups):
@@ -62,13 +65,28 @@ def make_batch(pieces: Sequence[Piece], layout: CacheLayout) -> Batch:
                 for p, table in zip(pieces, tables, strict=True)
             ]
         )
-        placements.append(RowPlacement.of(blocks, positions))
-        segments = np.empty((len(pieces), 5), dtype=np.int64)
+        placements.append(RowPlacement.of(blocks, positions, dropped))
+        segments = np.empty((len(pieces), 6), dtype=np.int64)
         row = entry = 0
         for i, (piece, table) in enumerate(zip(pieces, tables, strict=True)):
-            segments[i] = row, len(piece.token_ids), piece.start, entry, len(table)
+            sinks = piece.drops.sinks if piece.drops else 0
+            segments[i] = row, len(piece.token_ids), piece.start, entry, len(table), sinks
             row, entry = row + len(piece.token_ids), entry + len(table)
         plans.append(
-            make_plan(segments, np.concatenate(tables), layout.block_size, group.window, group.num_kv_heads)
+            make_plan(
+                segments, np.concatenate(tables), dropped, layout.block_size, group.window, group.num_kv_heads
+            )
         )
     return Batch(token_ids, positions, tuple(placements), tuple(plans))
+
+
+def _dropped(pieces: Sequence[Piece], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Per row, the positions after the sinks that it no longer sees."""
+    dropped = np.zeros(len(positions), dtype=np.int32)
+    row = 0
+    for piece in pieces:
+        rows = slice(row, row + len(piece.token_ids))
+        if piece.drops is not None:
+            dropped[rows] = piece.drops.dropped_by_row(positions[rows])
+        row = rows.stop
+    return dropped

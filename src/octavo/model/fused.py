@@ -9,11 +9,11 @@ from torch import Tensor
 
 from octavo.cache.layout import CacheLayout
 from octavo.kernels import native
-from octavo.kernels.native import Epilogue, LayerCache, PackedLinear, WeightPool
+from octavo.kernels.native import Epilogue, LayerCache, PackedLinear, Rope, WeightPool
 from octavo.model.batch import Batch, Piece, make_batch
 from octavo.model.layers import FusedLayer, Workspace, is_known, packed_layer_bytes
 from octavo.model.load import LoadedModel
-from octavo.model.rope import rope_tables
+from octavo.model.rope import RopeTable
 
 
 def can_fuse(loaded: LoadedModel) -> bool:
@@ -36,7 +36,8 @@ class FusedModel:
         self._embedding: Tensor = base.embed_tokens.weight
         self._eps: float = base.norm.variance_epsilon
         self._norm: Tensor = base.norm.weight.float()
-        rope = rope_tables(base.rotary_emb, max_len)
+        self._rope = RopeTable(base.rotary_emb, max_len)
+        rope = Rope(self._rope)
         self._layers = []
         for i, part in enumerate(spec.layers):
             self._layers.append(
@@ -72,6 +73,7 @@ class FusedModel:
     def forward(self, pieces: list[Piece], rows: list[int]) -> Tensor:
         """Compute `pieces` and return the float32 logits `[len(rows), vocabulary]` of the given rows."""
         batch = make_batch(pieces, self._layout)
+        self._rope.reach(int(batch.positions.max()) + 1)
         work = self._work.first(len(batch))
         self._embed(batch, work.hidden)
         for layer, group, cache in zip(self._layers, self._groups, self._caches, strict=True):

@@ -71,7 +71,7 @@ class Workspace:
             hidden=torch.empty(rows, hidden_size),
             normed=torch.empty(rows, hidden_size, dtype=dtype),
             qkv=torch.empty(rows, layer.qkv.n),
-            q=torch.empty(rows, *heads, dtype=dtype),
+            q=torch.empty(2 * rows, *heads, dtype=dtype),  # moved queries too
             attended=torch.empty(rows, *heads, dtype=dtype),
             gated=torch.empty(rows, layer.down.k, dtype=dtype),
         )
@@ -82,7 +82,7 @@ class Workspace:
             self.hidden[:rows],
             self.normed[:rows],
             self.qkv[:rows],
-            self.q[:rows],
+            self.q,
             self.attended[:rows],
             self.gated[:rows],
         )
@@ -159,4 +159,4 @@ def _with_head_norms(rope: Rope, attention: Any) -> Rope:
     if not hasattr(attention, "q_norm"):
         return rope
     q_norm, k_norm = attention.q_norm, attention.k_norm
-    return Rope(rope.cos, rope.sin, q_norm.weight.float(), k_norm.weight.float(), q_norm.variance_epsilon)
+    return Rope(rope.table, q_norm.weight.float(), k_norm.weight.float(), q_norm.variance_epsilon)

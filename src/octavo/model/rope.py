@@ -5,22 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-from octavo.kernels.native import Rope
+from torch import Tensor
 
 _CHUNK = 1024
 
 
-def rope_tables(rotary: Any, positions: int) -> Rope:
-    """Cosines and sines of positions 0 .. `positions` - 1 and a little beyond, float32 `[.., head_dim / 2]`.
+class RopeTable:
+    """Cosines and sines by position, float32 `[positions, head_dim / 2]`, at least as many as asked for.
 
-    Always in chunks of one size, so that an entry's bits do not depend on how long the table is.
+    Made in chunks of one size, so that an entry's bits do not depend on how long the table is.
     """
-    cos, sin = [], []
-    for start in range(0, positions, _CHUNK):
-        at = torch.arange(start, start + _CHUNK)[None]
-        c, s = rotary(torch.empty(0, dtype=torch.float32), at)
-        half = c.shape[-1] // 2
-        cos.append(c[0, :, :half])
-        sin.append(s[0, :, :half])
-    return Rope(torch.cat(cos).float().contiguous(), torch.cat(sin).float().contiguous())
+
+    def __init__(self, rotary: Any, positions: int) -> None:
+        self._rotary = rotary
+        self.cos, self.sin = self._chunk(0)
+        self.reach(positions)
+
+    def reach(self, positions: int) -> None:
+        """Make sure that positions 0 .. `positions` - 1 are there."""
+        have = len(self.cos)
+        if positions <= have:
+            return
+        chunks = [self._chunk(start) for start in range(have, positions, _CHUNK)]
+        self.cos = torch.cat([self.cos, *(c for c, _ in chunks)])
+        self.sin = torch.cat([self.sin, *(s for _, s in chunks)])
+
+    def _chunk(self, start: int) -> tuple[Tensor, Tensor]:
+        cos, sin = self._rotary(
+            torch.empty(0, dtype=torch.float32), torch.arange(start, start + _CHUNK)[None]
+        )
+        half = cos.shape[-1] // 2
+        return cos[0, :, :half].float().contiguous(), sin[0, :, :half].float().contiguous()
