@@ -1,0 +1,1 @@
+"""The figures of README and issues: `python -m benchmarks`, or `make bench`."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.sizes import DATA
 from typer.testing import CliRunner
 
 from octavo.bench.cli import app
@@ -22,6 +21,7 @@ from octavo.bench.waste import (
 )
 from octavo.cache.layout import CacheLayout, LayerGroup
 from octavo.errors import ConfigError
+from support.sizes import DATA
 
 AZURE = DATA / "traces" / "azure" / "AzureLLMInferenceTrace_conv.csv"
 TOKEN = 8  # bytes: 1 layer, 1 KV head of 2 numbers, K and V, bf16

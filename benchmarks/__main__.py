@@ -1,0 +1,174 @@
+"""`python -m benchmarks [SUITE]`: all suites, or one. The last line of the output is one JSON object."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from benchmarks import core
+from benchmarks.data import AZURE_TRACE
+from benchmarks.measure import Line, markdown_rows, result_table
+from benchmarks.peers import Job, PeerResults, run_peers
+from benchmarks.subjects import Subjects
+from octavo.bench.limits import MachineLimits, measure_limits
+from octavo.bench.show import limits_line
+from octavo.bench.waste import SMOLLM2_LAYERS, compare_waste, read_azure_trace
+from octavo.cache.layout import CacheLayout
+from octavo.config import Environment
+from octavo.kernels import native
+from octavo.model.pull import ALIASES, pull
+
+app = typer.Typer(add_completion=False, help="Octavo's benchmarks. Without a suite all of them run.")
+
+Model = Annotated[str, typer.Option(help="Alias, directory, .gguf file or hub id.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Tiny sizes, to see that it runs; no requirement applies.")
+]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print rows for the README.")]
+PeerDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--peers", help="Where `pip install --target` put other engines.", show_default="this environment"
+    ),
+]
+Dtype = Annotated[str, typer.Option(help="Compute type of Octavo and transformers.")]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads of every engine.", show_default="the processors there are")
+]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_core(
+    model: str, dtype: str, sizes: core.Sizes, only: list[str], peers: Path | None, limits: MachineLimits
+) -> list[Line]:
+    """The lines of the core suite, in order; those named in `only`, if any are."""
+    unknown = set(only) - set(core.LINES)
+    if unknown:
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: known are {', '.join(core.LINES)}", param_hint="--only"
+        )
+    on = Subjects.load(model, dtype, limits)
+    found = (
+        PeerResults()
+        if set(only) - {"decode", "ttft", "ttft_long", "batch"}
+        else _peers(model, on, sizes, peers)
+    )
+    lines = []
+    for name, measure in core.LINES.items():
+        if not only or name in only:
+            _say(f"{name} ...")
+            lines += measure(on, sizes, found)
+    return lines
+
+
+def _peers(model: str, on: Subjects, sizes: core.Sizes, directory: Path | None) -> PeerResults:
+    gguf = pull(model, Environment.read().home, _say) if model in ALIASES else Path(model)
+    if gguf.suffix != ".gguf":
+        return PeerResults()
+    rounds: list[dict[str, Any]] = [
+        {
+            "prompt": on.prompts.next(sizes.prompt),
+            "prompt_again": on.prompts.next(sizes.prompt),
+            "long_prompt": on.prompts.next(sizes.long_prompt),
+            "batch": on.batch(sizes.batch, sizes.batch_prompt),
+        }
+        for _ in range(sizes.repeats + 1)
+    ]
+    _say("other engines ...")
+    return run_peers(Job(gguf, on.engine.num_threads, sizes.decode, sizes.batch_new, rounds), directory)
+
+
+def run_waste() -> list[Line]:
+    """Must not waste: the requirement is on the share of bytes in use, not on time."""
+    if not AZURE_TRACE.exists():
+        _say(f"waste: skipped, there is no {AZURE_TRACE}")
+        return []
+    requests = read_azure_trace(AZURE_TRACE, requests=200, scale=0.25)
+    report = compare_waste(requests, CacheLayout((SMOLLM2_LAYERS,), 16, "bf16"), 256 << 20)
+    return [
+        Line(
+            "waste",
+            "cache bytes held and not used, 200 requests of the Azure trace",
+            "%",
+            100 * report.blocks.waste,
+            {"at most": 4.0, "contiguous": 100 * report.contiguous.waste},
+            "at most",
+            1.0,
+            lower_is_better=True,
+        )
+    ]
+
+
+def _finish(
+    suites: dict[str, list[Line]], limits: MachineLimits | None, markdown: bool, facts: dict[str, Any]
+) -> None:
+    console = Console(stderr=markdown)
+    if limits is not None:
+        console.print(limits_line(limits))
+    for name, lines in suites.items():
+        console.print(result_table(name, lines))
+        if markdown:
+            print("\n".join(markdown_rows(lines)))
+    result = {
+        **facts,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": platform.machine(),
+        "kernels": native.path(),
+        "limits": None if limits is None else asdict(limits),
+        "suites": {name: [line.to_dict() for line in lines] for name, lines in suites.items()},
+    }
+    print(json.dumps(result))
+
+
+@app.command(name="core")
+def core_suite(
+    model: Model = "smollm2",
+    dtype: Dtype = "bfloat16",
+    threads: Threads = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(core.LINES)}; may be repeated.")
+    ] = None,
+    quick: Quick = False,
+    markdown: Markdown = False,
+    peers: PeerDirectory = None,
+) -> None:
+    """One model against transformers, other engines and this machine's limits."""
+    native.set_num_threads(threads or native.DEFAULT_THREADS)
+    limits = measure_limits()
+    lines = run_core(model, dtype, core.QUICK if quick else core.Sizes(), only or [], peers, limits)
+    _finish({"core": lines}, limits, markdown, {"model": model, "dtype": dtype, "quick": quick})
+
+
+@app.command()
+def waste(markdown: Markdown = False) -> None:
+    """Blocks against contiguous reservation, on a trace."""
+    _finish({"waste": run_waste()}, None, markdown, {})
+
+
+@app.callback(invoke_without_command=True)
+def all_suites(context: typer.Context) -> None:
+    """Octavo's benchmarks. Without a suite all of them run."""
+    if context.invoked_subcommand is not None:
+        return
+    native.set_num_threads(native.DEFAULT_THREADS)
+    limits = measure_limits()
+    suites = {
+        "waste": run_waste(),
+        "core": run_core("smollm2", "bfloat16", core.Sizes(), [], None, limits),
+    }
+    _finish(suites, limits, False, {"model": "smollm2", "dtype": "bfloat16", "quick": False})
+
+
+if __name__ == "__main__":
+    app()
