@@ -19,8 +19,15 @@ GROUPS = {
     "full": (FULL_GROUP,),
     "window": (LayerGroup((0,), 1, 16, window=5),),
     "mixed": (FULL_GROUP, LayerGroup((1, 2), 1, 16, window=6)),
+    "only a tiny window": (LayerGroup((0,), 1, 16, window=1),),
     "tiny window": (FULL_GROUP, LayerGroup((1,), 1, 16, window=1)),
 }
+# Few variants of every length, so that prompts share prefixes and yet fill the pool.
+PROMPTS = st.builds(
+    lambda length, variant: [(variant * i) // 8 % 2 for i in range(length)],
+    st.integers(1, 45),
+    st.integers(0, 3),
+)
 SUMMED = (
     "prompt_tokens",
     "completion_tokens",
@@ -65,7 +72,7 @@ class CacheMachine(RuleBasedStateMachine):
         )
 
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=30),
+        prompt=PROMPTS,
         max_tokens=st.integers(1, 20),
         n=st.sampled_from([1, 1, 1, 2, 3]),
         priority=st.integers(-1, 1),
@@ -83,7 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
         prompt = [*before.sequences[0].token_ids, *extra]
         self._add(prompt, max_tokens, 1, 0, before.namespace.salt, None, True)
 
-    @rule(times=st.integers(1, 5))
+    @rule(times=st.integers(1, 12))
     def step(self, times):
         for _ in range(times):
             self.world.step()
@@ -121,6 +128,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.world.clock.now += seconds
         self.world.cache.expire()
 
+    @precondition(lambda self: len(self.asked) % 4 == 3)
     @rule()
     def reset(self):
         self.world.cache.reset()

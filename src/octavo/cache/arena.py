@@ -80,7 +80,8 @@ class Arena:
         if not free:
             usable.pop()
         self.bytes_free -= nbytes
-        self._fill(offset, nbytes)
+        if self._poison:
+            self._fill(offset, nbytes)
         return offset
 
     def free(self, offset: int) -> None:
@@ -90,7 +91,8 @@ class Arena:
             self._usable.setdefault(slab.block_bytes, []).append(slab)
         slab.free.append(offset)
         self.bytes_free += slab.block_bytes
-        self._fill(offset, slab.block_bytes)
+        if self._poison:
+            self._fill(offset, slab.block_bytes)
 
     def compact(self) -> dict[int, int]:
         """Slide all live blocks to the front, so that the free bytes are one gap. Returns new offset by
@@ -112,7 +114,8 @@ class Arena:
             self._slab_of[top] = slab
             top += nbytes
         self._gaps = [(top, self.bytes_total)] if top < self.bytes_total else []
-        self._fill(top, self.bytes_total - top)
+        if self._poison:
+            self._fill(top, self.bytes_total - top)
         return moved
 
     def check(self) -> set[int]:
@@ -168,5 +171,5 @@ class Arena:
         return sorted((o, slab.block_bytes) for o, slab in self._slab_of.items() if o not in free)
 
     def _fill(self, offset: int, nbytes: int) -> None:
-        if self._poison and self.memory is not None and nbytes:
+        if self.memory is not None and nbytes:
             self.memory.poison(offset, nbytes)

@@ -157,9 +157,10 @@ class PrefixIndex:
 
     def _parent_block(self, block: Block) -> Block | None:
         """The block without which `block` cannot be found. Behind a window there is none."""
-        if block.group not in self._full or block.node is None or block.node.parent is None:
+        node = block.node
+        if node is None or node.parent is None or block.group in self._windowed:
             return None
-        return block.node.parent.blocks[block.group]
+        return node.parent.blocks[block.group]
 
     def _new_root(self, namespace: Namespace) -> Node:
         return Node(None, b"", self._hasher.root(namespace), self._groups)
