@@ -241,7 +241,9 @@ def test_pins_keep_blocks_for_their_time():
     cache.expire()
     cache.check()
     assert cache.stats().bytes_pinned == 0
-    store(cache, words(4, 16))
+    store(cache, words(4, 12))
+    assert found(cache, words(1, 9)) == 1
+    store(cache, words(5, 16))
     assert found(cache, words(1, 9)) == 0
 
 
