@@ -136,6 +136,16 @@ def test_two_rivals_in_a_small_pool_both_finish_with_bounded_work():
     assert kinds(world) == ["preempted", "resumed"]
 
 
+def test_a_sequence_resumes_only_when_all_its_tokens_fit():
+    """Otherwise it would be let in, compute again and be thrown out, over and over."""
+    world = World(blocks=32, max_num_batched_tokens=5, enable_prefix_caching=False)
+    rivals = [world.add(words(seed, 20), 20 * B - 20) for seed in (1, 2)]
+    world.run()
+    for rival in rivals:
+        world.verify(rival)
+    assert kinds(world) == ["preempted", "resumed"]
+
+
 def test_the_least_important_then_the_newest_is_preempted():
     world = World(blocks=12)
     a, b, c = (world.add(words(seed, 7), 21, priority=p) for seed, p in ((1, 1), (2, 0), (3, 0)))
