@@ -9,14 +9,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import alternate
 from benchmarks.subjects import Subjects
 from octavo.bench.generate import greedy
 from octavo.kernels import _native
@@ -28,16 +27,15 @@ _TOP = 15
 
 @dataclass(frozen=True)
 class Overhead:
-    """Seconds per decode step: in all, in each kernel, and a profile of the rest: function, calls and own seconds."""
+    """Seconds per decode step, in each kernel and outside all of them: medians, which need not add up.
+
+    `profile` is of the outside: function, calls per step, own seconds per step.
+    """
 
     step_s: float
+    outside_s: float
     kernels: dict[str, float]
     profile: list[tuple[str, float, float]]
-
-    @property
-    def outside_s(self) -> float:
-        """Seconds per step that no kernel accounts for."""
-        return self.step_s - sum(self.kernels.values())
 
     def show(self) -> None:
         """Tables on stderr."""
@@ -59,85 +57,112 @@ class Overhead:
         console.print(rest)
 
 
-def measure_overhead(on: Subjects, prompt: int, steps: int, repeats: int) -> Overhead:
-    """Decode `steps` tokens after a prompt: bare, with a clock around every kernel, and under a profiler.
+@dataclass
+class Clocks:
+    """What the clocks around the kernels have seen: seconds by kernel, and calls."""
 
-    The step time is that of the bare runs, so the clocks are not counted as overhead.
-    """
-    spent: dict[str, list[float]] = defaultdict(list)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    calls: int = 0
 
-    def bare() -> float:
-        return median(on.octavo_times(on.prompts.next(prompt), steps + 1)[1:])
+    def around(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """`kernel`, clocked."""
 
-    def clocked() -> float:
-        with clocks() as totals:
-            each = _decode(on, prompt, steps, totals)
-        for name in KERNELS:
-            spent[name].append(median(step.get(name, 0.0) for step in each))
-        return 0.0
+        def clocked(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            result = kernel(*arguments)
+            self.seconds[name] += time.perf_counter() - start
+            self.calls += 1
+            return result
 
-    found = alternate({"bare": bare, "clocked": clocked}, repeats)
-    kernels = {name: median(values) for name, values in spent.items() if any(values)}
-    return Overhead(found["bare"], kernels, _profile(on, prompt, steps))
+        return clocked
 
 
 @contextmanager
-def clocks() -> Iterator[dict[str, float]]:
-    """Inside, the seconds spent in each kernel add up in the dictionary yielded."""
-    totals: dict[str, float] = defaultdict(float)
+def clocks() -> Iterator[Clocks]:
+    """Inside, every kernel call is clocked."""
+    found = Clocks()
     plain = {name: getattr(_native, name) for name in KERNELS}
     try:
         for name, kernel in plain.items():
-            setattr(_native, name, _clocked(name, kernel, totals))
-        yield totals
+            setattr(_native, name, found.around(name, kernel))
+        yield found
     finally:
         for name, kernel in plain.items():
             setattr(_native, name, kernel)
 
 
-def _clocked(name: str, kernel: Callable[..., Any], totals: dict[str, float]) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        start = time.perf_counter()
-        result = kernel(*arguments)
-        totals[name] += time.perf_counter() - start
-        return result
+def clock_cost_s(calls: int = 20_000) -> float:
+    """Seconds that a clock adds to a call and does not see itself."""
+    clock = Clocks()
+    clocked = clock.around("nothing", _nothing)
+    start = time.perf_counter()
+    for _ in range(calls):
+        clocked(1, 2, 3)
+    return (time.perf_counter() - start - clock.seconds["nothing"]) / calls
 
-    return run
+
+def measure_overhead(on: Subjects, prompt: int, steps: int, repeats: int) -> Overhead:
+    """Decode `steps` tokens after a prompt, `repeats` times after a warm-up, with a clock around every kernel.
+
+    What the clocks themselves cost is taken off; what a call into the native module costs counts as kernel.
+    """
+    cost = clock_cost_s()
+    whole: list[float] = []
+    outside: list[float] = []
+    kernels: dict[str, list[float]] = defaultdict(list)
+    for turn in range(repeats + 1):
+        with clocks() as found:
+            for step_s in _steps(on, prompt, steps):
+                bare = step_s - found.calls * cost
+                if turn and step_s:
+                    whole.append(bare)
+                    outside.append(bare - sum(found.seconds.values()))
+                    for name, spent in found.seconds.items():
+                        kernels[name].append(spent)
+                found.seconds.clear()
+                found.calls = 0
+    return Overhead(
+        median(whole),
+        median(outside),
+        {name: median(values) for name, values in kernels.items()},
+        _profile(on, prompt, steps),
+    )
 
 
-def _decode(on: Subjects, prompt: int, steps: int, totals: dict[str, float]) -> list[dict[str, float]]:
-    """Kernel seconds of each decode step."""
+def _steps(on: Subjects, prompt: int, steps: int) -> Iterator[float]:
+    """Seconds of each of `steps` decode steps, and before them a 0.0 when the prompt has been read."""
     engine = on.engine
     engine.submit(engine.prepare("bench", on.prompts.next(prompt), greedy(steps + 1)))
     while not engine.step():
         pass
-    each = []
+    yield 0.0
     while engine.has_work:
-        totals.clear()
+        start = time.perf_counter()
         engine.step()
-        each.append(dict(totals))
-    return each
+        yield time.perf_counter() - start
 
 
 def _profile(on: Subjects, prompt: int, steps: int) -> list[tuple[str, float, float]]:
-    engine = on.engine
-    engine.submit(engine.prepare("bench", on.prompts.next(prompt), greedy(steps + 1)))
-    while not engine.step():
-        pass
+    """Functions by own time, kernels left out: they run inside the clocks, which the profiler tells apart."""
     profiler = cProfile.Profile()
-    profiler.enable()
-    while engine.has_work:
-        engine.step()
-    profiler.disable()
+    with clocks():
+        decoding = _steps(on, prompt, steps)
+        next(decoding)
+        profiler.enable()
+        for _ in decoding:
+            pass
+        profiler.disable()
     stats: dict[Any, Any] = pstats.Stats(profiler, stream=sys.stderr).stats  # type: ignore[attr-defined]
     rows = [
         (_name(where), calls / steps, own / steps)
         for where, (_, calls, own, _, _) in stats.items()
-        if not any(
-            f"_native.{kernel} " in f"{where[2]} " or where[2].endswith(f".{kernel}>") for kernel in KERNELS
-        )
+        if where[2] not in ("clocked", "<built-in method time.perf_counter>")
     ]
     return sorted(rows, key=lambda row: -row[2])[:_TOP]
+
+
+def _nothing(*arguments: Any) -> None:
+    pass
 
 
 def _name(where: tuple[str, int, str]) -> str:

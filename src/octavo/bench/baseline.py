@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ class Baseline:
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         self._model: Any = model.eval().requires_grad_(False)
+        # transformers renamed the argument in the middle of a major version.
+        named = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in named else "past_key_values"
         self._cache: Any = None
         self._tokens: Tensor | None = None
 
@@ -40,8 +44,7 @@ class Baseline:
 
     def _forward(self, token_ids: Tensor) -> list[int]:
         with torch.inference_mode():
-            out = self._model(
-                input_ids=token_ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1
-            )
+            cache = {self._cache_name: self._cache}
+            out = self._model(input_ids=token_ids, use_cache=True, logits_to_keep=1, **cache)
             self._tokens = out.logits[:, -1].argmax(-1, keepdim=True)
         return [int(token) for token in self._tokens[:, 0]]

@@ -202,10 +202,10 @@ def save_plot(report: CacheReport, path: Path) -> Path:
     figure = Figure(figsize=(11, 4.5), dpi=120, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     time_axis, work_axis = figure.subplots(1, 2)
-    for run in report.runs:
+    for run, style in zip(report.runs, ("-", "-", "--"), strict=True):  # two of the lines lie on each other
         lengths = range(report.prompt_tokens + 1, report.prompt_tokens + len(run.seconds))
-        time_axis.plot(lengths, [1000 * s for s in run.seconds[1:]], label=run.name)
-        work_axis.plot(lengths, list(accumulate(run.positions))[1:], label=run.name)
+        time_axis.plot(lengths, [1000 * s for s in run.seconds[1:]], style, label=run.name)
+        work_axis.plot(lengths, list(accumulate(run.positions))[1:], style, label=run.name)
     time_axis.set(title="Time of one more token", ylabel="ms", yscale="log")
     work_axis.set(title="Work so far", ylabel="positions computed", yscale="log")
     for axis in (time_axis, work_axis):
