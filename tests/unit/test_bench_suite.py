@@ -1,0 +1,148 @@
+"""The benchmark suite on a tiny model: every line comes out, and its arithmetic is right."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import core, peers
+from benchmarks.__main__ import app
+from benchmarks.data import Prompts
+from benchmarks.measure import Line, alternate, markdown_rows
+from benchmarks.overhead import KERNELS, clocks
+from benchmarks.peers import Job, PeerResults, run_peers
+from benchmarks.subjects import Subjects
+from transformers import AutoConfig
+from typer.testing import CliRunner
+
+from octavo.bench.limits import MachineLimits
+from octavo.kernels import _native
+from octavo.model.tokenizer import Tokenizer
+from unit.model_builders import LLAMA, save_model
+
+LIMITS = MachineLimits(2, 1e9, 4e9, 2e9)
+SIZES = core.Sizes(20, 50, 4, 3, 12, 4, 3, 40, 1, goals=False)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = AutoConfig.for_model("llama", **{**LLAMA, "max_position_embeddings": 512})
+    return save_model(config, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def subjects(tiny: Path) -> Subjects:
+    return Subjects.load(str(tiny), "float32", LIMITS)
+
+
+def line(octavo: float, other: float, *, lower: bool, at_least: float | None = 2.0) -> Line:
+    return Line("name", "title", "s", octavo, {"other": other, "absent": None}, "other", at_least, lower)
+
+
+def test_more_than_one_means_better_whichever_way_is_better() -> None:
+    assert line(30.0, 10.0, lower=False).ratio == 3.0
+    assert line(10.0, 30.0, lower=True).ratio == 3.0
+    assert line(10.0, 30.0, lower=True).passed is True
+    assert line(30.0, 10.0, lower=True).passed is False
+    assert line(30.0, 10.0, lower=True, at_least=None).passed is None
+    assert line(1.0, 1.0, lower=True).times_better("absent") is None
+    assert "absent: not installed" in markdown_rows([line(1.0, 2.0, lower=True)])[2]
+
+
+def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
+    order: list[str] = []
+
+    def contender(name: str, results: list[float]) -> float:
+        order.append(name)
+        return results.pop(0)
+
+    a, b = [100.0, 1.0, 3.0, 2.0], [100.0, 5.0, 4.0, 9.0]
+    found = alternate({"a": lambda: contender("a", a), "b": lambda: contender("b", b)}, 3)
+    assert found == {"a": 2.0, "b": 5.0}
+    assert "".join(order) == "baabbaab"
+
+
+@pytest.mark.parametrize("name", core.LINES)
+def test_every_line_of_the_suite_comes_out(name: str, subjects: Subjects) -> None:
+    found = PeerResults({"one": {"decode": 7.0, "ttft": 8.0, "ttft_long": 9.0, "batch": 10.0}, "two": None})
+    lines = core.LINES[name](subjects, SIZES, found)
+    assert lines
+    for one in lines:
+        assert one.octavo > 0
+        assert one.ratio > 0
+        assert one.passed is None
+        if one.reference == "transformers":
+            assert {"one", "two"} <= set(one.others)
+    subjects.engine.check()
+    assert not subjects.engine.has_work
+
+
+def test_requirements_hold_only_at_the_lengths_they_speak_of() -> None:
+    assert core.QUICK.goal(4.0) is None
+    assert core.Sizes().goal(4.0) in (4.0, None)  # None without bf16 instructions
+
+
+def test_the_attention_pass_reads_what_it_claims(subjects: Subjects) -> None:
+    run, nbytes = core.attention_pass(subjects, sequences=3, context=40)
+    assert nbytes == 3 * 40 * subjects.engine.layout.bytes_per_token
+    with clocks() as found:
+        run()
+    assert found.calls == subjects.engine.loaded.spec.num_layers
+    assert list(found.seconds) == ["attention"]
+
+
+def test_clocks_are_taken_off_again() -> None:
+    plain = [getattr(_native, name) for name in KERNELS]
+    with pytest.raises(RuntimeError), clocks():
+        raise RuntimeError
+    assert [getattr(_native, name) for name in KERNELS] == plain
+
+
+def test_no_two_prompts_begin_alike(subjects: Subjects) -> None:
+    drawn = [subjects.prompts.next(40) for _ in range(12)]
+    assert {len(p) for p in drawn} == {40}
+    assert len({tuple(p[:8]) for p in drawn}) == 12
+    bare = Prompts(Tokenizer(None), 264)
+    assert bare.next(10) != bare.next(10)
+
+
+def test_an_engine_that_is_not_installed_is_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for module in ("llama_cpp", "openvino_genai"):
+        if module in sys.modules or any(Path(p, module).exists() for p in sys.path):
+            pytest.skip(f"{module} is installed here")
+    job = Job(tmp_path / "model.gguf", 1, 1, 1, [])
+    assert run_peers(job, None).by_engine == {"llama.cpp": None, "OpenVINO GenAI": None}
+
+
+def test_an_engine_that_fails_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "openvino_genai.py").write_text("raise ValueError('broken engine')")
+    monkeypatch.setattr(peers, "SCRIPTS", {"OpenVINO GenAI": "benchmarks.peers.openvino"})
+    (tmp_path / "openvino.py").write_text("")
+    assert run_peers(Job(tmp_path / "model.gguf", 1, 1, 1, []), tmp_path).by_engine == {
+        "OpenVINO GenAI": None
+    }
+    assert "broken engine" in capfd.readouterr().err
+
+
+def test_the_last_line_is_json(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.__main__.measure_limits", lambda: LIMITS)
+    arguments = ["core", "--model", str(tiny), "--dtype", "float32", "--quick", "--markdown"]
+    result = CliRunner().invoke(app, [*arguments, "--only", "ttft", "--threads", "1"])
+    assert result.exit_code == 0, result.output
+    rows = result.stdout.splitlines()
+    assert rows[0].startswith("| |")
+    suites = json.loads(rows[-1])["suites"]
+    assert [one["name"] for one in suites["core"]] == ["ttft", "prefill_flops_share"]
+
+
+def test_an_unknown_line_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.__main__.measure_limits", lambda: LIMITS)
+    result = CliRunner().invoke(app, ["core", "--model", str(tiny), "--only", "nothing"])
+    assert result.exit_code == 2
