@@ -13,16 +13,22 @@ from support.texts import spread
 # Across a span's end at 256, and more than one query tile.
 LENGTHS = spread(sized(6, 12), 1, 290)
 NEW = sized(12, 48)
-KINDS = [
-    "12 over 4 heads of 80",
-    "multi-query",
-    "qwen2, mixed windows",
-    "qwen3",
-    "gpt2",
-    "gpt-neox",
-    "mixtral",
-    "gemma2",
+BOTH = ("bfloat16", "float32")
+FUSED = [
+    (kind, d)
+    for kind in ("12 over 4 heads of 80", "multi-query", "qwen2, mixed windows", "qwen3")
+    for d in BOTH
 ]
+UNFUSED = sized(
+    [
+        ("gpt2", "bfloat16"),
+        ("gpt2", "float32"),
+        ("gpt-neox", "bfloat16"),
+        ("mixtral", "bfloat16"),
+        ("gemma2", "bfloat16"),
+    ],
+    [(kind, d) for kind in ("gpt2", "gpt-neox", "mixtral", "gemma2") for d in BOTH],
+)
 
 
 def requests() -> list[Request]:
@@ -31,9 +37,11 @@ def requests() -> list[Request]:
     return [(prompt, varied(i, NEW)) for i, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_answers_do_not_depend_on_the_schedule(
+ORDER = [3, 1, 5, 0, 4, 2, *range(6, len(LENGTHS))]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), FUSED)
+def test_answers_of_fused_models_do_not_depend_on_the_schedule(
     kind: str, dtype: str, engine_of: Callable[..., Engine]
 ) -> None:
     plain = engine_of(kind, dtype=dtype, enable_prefix_caching=False, num_threads=2)
@@ -42,12 +50,25 @@ def test_answers_do_not_depend_on_the_schedule(
     assert alone(plain, requests()) == expected
     small = engine_of(kind, dtype=dtype, block_size=8, max_num_batched_tokens=16, num_threads=1)
     for _ in ("cold", "warm"):
-        assert shuffled(small, requests(), [3, 1, 5, 0, 4, 2, *range(6, len(LENGTHS))]) == expected
+        assert shuffled(small, requests(), ORDER) == expected
     large = engine_of(kind, dtype=dtype, block_size=32, max_num_batched_tokens=100, max_num_seqs=3)
     assert together(large, requests()) == expected
 
 
-@pytest.mark.parametrize("kind", ["12 over 4 heads of 80", "qwen2, mixed windows", "mixtral"])
+@pytest.mark.parametrize(("kind", "dtype"), UNFUSED)
+def test_answers_of_unfused_models_do_not_depend_on_the_schedule(
+    kind: str, dtype: str, engine_of: Callable[..., Engine]
+) -> None:
+    plain = engine_of(kind, dtype=dtype, enable_prefix_caching=False, num_threads=2)
+    assert plain.runner.exact
+    expected = together(plain, requests())
+    assert alone(plain, requests()) == expected
+    other = engine_of(kind, dtype=dtype, block_size=8, max_num_batched_tokens=100, num_threads=1)
+    for _ in ("cold", "warm"):
+        assert shuffled(other, requests(), ORDER) == expected
+
+
+@pytest.mark.parametrize("kind", ["12 over 4 heads of 80", "qwen2, mixed windows", "gpt2"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_greedy_is_a_full_recompute_at_every_step(
     kind: str, dtype: str, engine_of: Callable[..., Engine]

@@ -44,13 +44,13 @@ def place_of_the_row(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_an_honest_model_needs_no_tile(engine_of: Callable[..., Engine]) -> None:
-    engine = engine_of("llama", dtype="bfloat16", fuse=False)
+    engine = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=18)
     assert (engine.runner.tile, engine.runner.exact) == (None, True)
 
 
 @pytest.mark.parametrize(
     ("disturbance", "step", "tile"),
-    [(number_of_rows, 64, 16), (many_rows, 256, 16), (place_of_the_row, 64, 1)],
+    [(number_of_rows, 18, 16), (many_rows, 256, 16), (place_of_the_row, 18, 1)],
 )
 def test_rows_that_depend_on_company_are_tiled(
     disturbance: Callable[[torch.Tensor], Any],
@@ -60,7 +60,7 @@ def test_rows_that_depend_on_company_are_tiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replace_linear(monkeypatch, disturbance)
-    engine = engine_of("llama", dtype="bfloat16", fuse=False, max_num_batched_tokens=step)
+    engine = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=step)
     assert (engine.runner.tile, engine.runner.exact) == (tile, True)
     assert together(engine, REQUESTS) == alone(engine, REQUESTS)
 
@@ -71,7 +71,7 @@ def test_without_a_tile_the_disturbed_linear_does_change_answers(
     """The tests above show something only if this holds."""
     replace_linear(monkeypatch, number_of_rows)
     monkeypatch.setattr("octavo.model.runner.probe", lambda *_: True)
-    engine = engine_of("llama", dtype="bfloat16", fuse=False)
+    engine = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=18)
     assert engine.runner.tile is None
     assert together(engine, REQUESTS) != alone(engine, REQUESTS)
 
@@ -81,7 +81,7 @@ def test_a_model_that_nothing_helps_says_so(
 ) -> None:
     calls = iter(range(10**9))
     replace_linear(monkeypatch, lambda x: 0.05 * (next(calls) % 97))
-    engine = engine_of("llama", dtype="bfloat16", fuse=False)
+    engine = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=18)
     assert not engine.runner.exact
     live = engine.prepare("a", PROMPTS[0], greedy(2))
     engine.submit(live)
@@ -114,14 +114,14 @@ def test_a_verdict_of_a_narrow_engine_is_not_taken_for_a_wide_one(
     engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace_linear(monkeypatch, number_of_rows)
-    narrow = engine_of("llama", dtype="bfloat16", fuse=False, max_num_batched_tokens=1)
+    narrow = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=1)
     assert (narrow.runner.tile, narrow.runner.exact) == (None, True)
-    wide = engine_of("llama", dtype="bfloat16", fuse=False, max_num_batched_tokens=64)
+    wide = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=18)
     assert (wide.runner.tile, wide.runner.exact) == (16, True)
 
 
 def test_a_verdict_is_kept(engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    first = engine_of("llama", dtype="bfloat16", fuse=False, max_num_batched_tokens=64)
+    first = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=18)
     monkeypatch.setattr("octavo.model.runner.probe", lambda *_: pytest.fail("probed again"))
-    second = engine_of("llama", dtype="bfloat16", fuse=False, max_num_batched_tokens=64)
+    second = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=18)
     assert (second.runner.tile, second.runner.exact) == (first.runner.tile, first.runner.exact)

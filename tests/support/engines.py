@@ -82,9 +82,8 @@ def shuffled(engine: Engine, requests: Sequence[Request], order: Sequence[int]) 
 
 def greedy(max_tokens: int, **options: Any) -> SamplingParams:
     """Greedy decoding with log-probs, past any end token."""
-    return SamplingParams(
-        **{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, "logprobs": 2, **options}
-    )
+    defaults = {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, "logprobs": 2}
+    return SamplingParams(**{**defaults, **options})
 
 
 def varied(index: int, max_tokens: int) -> SamplingParams:
