@@ -1,4 +1,4 @@
-"""The offline API on tiny models."""
+"""Tiny models on one thread: tests of the cache take many short steps, which two threads do not make shorter."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -8,6 +8,13 @@ from typing import Any
 import pytest
 
 from octavo import LLM
+from octavo.engine import Engine
+
+
+@pytest.fixture
+def single_of(engine_of: Callable[..., Engine]) -> Callable[..., Engine]:
+    """Makes an engine of a tiny model that runs on one thread."""
+    return lambda kind, **options: engine_of(kind, **{"num_threads": 1, **options})
 
 
 @pytest.fixture
@@ -16,7 +23,7 @@ def llm_of(tiny: Callable[[str], Path], engine_of: object) -> Callable[..., Abst
 
     @contextmanager
     def opened(kind: str, **options: Any) -> Iterator[LLM]:
-        with LLM(str(tiny(kind)), **{"kv_cache_memory": "8MiB", **options}) as llm:
+        with LLM(str(tiny(kind)), **{"kv_cache_memory": "8MiB", "num_threads": 1, **options}) as llm:
             yield llm
 
     return opened

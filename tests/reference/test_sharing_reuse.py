@@ -37,10 +37,10 @@ def asked(block_size: int) -> list[Request]:
 @pytest.mark.parametrize("kind", ["llama", "qwen2, mixed windows"])
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_the_same_prompt_three_times_in_a_row(
-    kind: str, block_size: int, engine_of: Callable[..., Engine]
+    kind: str, block_size: int, single_of: Callable[..., Engine]
 ) -> None:
-    plain = engine_of(kind, enable_prefix_caching=False)
-    engine = engine_of(kind, block_size=block_size, max_num_batched_tokens=block_size)
+    plain = single_of(kind, enable_prefix_caching=False)
+    engine = single_of(kind, block_size=block_size, max_num_batched_tokens=block_size)
     rows, receipts = Rows(engine), []
     for prompt, params in asked(block_size):
         expected = hear(plain, [(prompt, params)])
@@ -57,9 +57,9 @@ def test_the_same_prompt_three_times_in_a_row(
 
 
 @pytest.mark.parametrize("block_size", [4, 16])
-def test_the_same_prompt_eight_times_at_once(block_size: int, engine_of: Callable[..., Engine]) -> None:
-    plain = engine_of("llama", enable_prefix_caching=False)
-    engine = engine_of("llama", block_size=block_size, max_num_batched_tokens=block_size)
+def test_the_same_prompt_eight_times_at_once(block_size: int, single_of: Callable[..., Engine]) -> None:
+    plain = single_of("llama", enable_prefix_caching=False)
+    engine = single_of("llama", block_size=block_size, max_num_batched_tokens=block_size)
     rows = Rows(engine)
     for prompt, params in asked(block_size):
         [expected] = hear(plain, [(prompt, params)])
@@ -74,9 +74,9 @@ def test_the_same_prompt_eight_times_at_once(block_size: int, engine_of: Callabl
 
 @pytest.mark.parametrize("block_size", [4, 16, 256])
 def test_a_thousand_tokens_cost_at_most_a_block_the_second_time(
-    block_size: int, engine_of: Callable[..., Engine]
+    block_size: int, single_of: Callable[..., Engine]
 ) -> None:
-    engine = engine_of("llama", block_size=block_size)
+    engine = single_of("llama", block_size=block_size)
     request = tokens(1000, 1), greedy(4)
     cold, [first] = serve(engine, [request])
     warm, [second] = serve(engine, [request])
@@ -86,9 +86,9 @@ def test_a_thousand_tokens_cost_at_most_a_block_the_second_time(
     assert second.to_dict()["reused_from"] == {"arena": 999 // block_size * block_size}
 
 
-def test_the_next_prompt_reuses_prompt_and_answer(engine_of: Callable[..., Engine]) -> None:
-    plain = engine_of("llama", enable_prefix_caching=False)
-    engine = engine_of("llama", block_size=4)
+def test_the_next_prompt_reuses_prompt_and_answer(single_of: Callable[..., Engine]) -> None:
+    plain = single_of("llama", enable_prefix_caching=False)
+    engine = single_of("llama", block_size=4)
     prompt = tokens(9, 1)
     for turn in range(4):
         heard, [receipt] = serve(engine, [(prompt, greedy(10))])
