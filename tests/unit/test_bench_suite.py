@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks import core, peers
-from benchmarks.__main__ import app
-from benchmarks.data import Prompts
+from benchmarks.__main__ import app, run_cache, run_waste
+from benchmarks.data import AZURE_TRACE, Prompts
 from benchmarks.measure import Line, alternate, markdown_rows
 from benchmarks.overhead import KERNELS, clocks
 from benchmarks.peers import Job, PeerResults, run_peers
@@ -140,6 +140,19 @@ def test_the_last_line_is_json(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert rows[0].startswith("| |")
     suites = json.loads(rows[-1])["suites"]
     assert [one["name"] for one in suites["core"]] == ["ttft", "prefill_flops_share"]
+
+
+def test_the_cache_suite_compares_with_no_cache(tiny: Path) -> None:
+    [found] = run_cache(str(tiny), LIMITS, prompt_tokens=8, new_tokens=4)
+    assert list(found.others) == ["no cache", "transformers"]
+    assert (found.reference, found.at_least) == ("no cache", 10.0)
+    assert found.ratio == pytest.approx(found.times_better("no cache"))
+
+
+@pytest.mark.skipif(not AZURE_TRACE.exists(), reason=f"there is no {AZURE_TRACE}")
+def test_the_waste_suite_passes() -> None:
+    [found] = run_waste()
+    assert found.passed
 
 
 def test_an_unknown_line_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
