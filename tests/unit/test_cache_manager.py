@@ -298,7 +298,7 @@ def test_start_up_needs_one_block_per_layer_group():
         lambda cache, lease: setattr(lease.tables[0].blocks[0], "refs", 2),
         lambda cache, lease: lease.tables[0].offsets.__setitem__(0, 64),
         lambda cache, lease: setattr(cache, "bytes_idle", 64),
-        lambda cache, lease: setattr(lease.tables[0].blocks[0], "children", 0),
+        lambda cache, lease: setattr(lease.tables[0].blocks[0], "idle_children", 1),
         lambda cache, lease: cache.blocks.discard(lease.tables[0].blocks[0]),
         lambda cache, lease: setattr(lease.tables[0].blocks[0], "sealed", False),
         lambda cache, lease: cache.index.nodes.popitem(),

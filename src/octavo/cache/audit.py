@@ -45,9 +45,11 @@ def _check_leases(cache: CacheManager) -> None:
                 if table.offsets[i] != (FREED if block is None else block.offset):
                     _fail(f"table entry {i} of group {g} reads {table.offsets[i]}, block is {block}")
                 if block is None:
-                    if cache.layout.groups[g].window is None:
+                    if cache.layout.groups[g].window is None and i not in lease.gone:
                         _fail(f"block {i} of full-attention group {g} is gone while it is read")
                     continue
+                if i in lease.gone:
+                    _fail(f"{block} was dropped and is still held")
                 readers[block] += 1
                 if block.sealed != (i < lease.sealed) or (block.group, block.index) != (g, i):
                     _fail(f"{block} stands at index {i} of group {g} with {lease.sealed} blocks sealed")
@@ -64,7 +66,7 @@ def _check_leases(cache: CacheManager) -> None:
 
 def _check_index(cache: CacheManager) -> None:
     indexed: set[Block] = set()
-    children: Counter[Block] = Counter()
+    idle_children: Counter[Block] = Counter()
     below: Counter[int] = Counter()
     for digest, node in cache.index.nodes.items():
         if node.digest != digest or node.parent is None:
@@ -84,12 +86,12 @@ def _check_index(cache: CacheManager) -> None:
                 parent = node.parent.blocks[g]
                 if parent is None:
                     _fail(f"{block} outlived its parent")
-                children[parent] += 1
+                idle_children[parent] += not block.refs
     if indexed != {block for block in cache.blocks if block.node is not None}:
         _fail("indexed blocks and blocks that think so differ")
     for block in indexed:
-        if block.children != children[block]:
-            _fail(f"{block} counts {block.children} children, has {children[block]}")
+        if block.idle_children != idle_children[block]:
+            _fail(f"{block} counts {block.idle_children} idle children, has {idle_children[block]}")
     for node in [*cache.index.nodes.values(), *cache.index.roots.values()]:
         if node.children != below[id(node)]:
             _fail(f"node {node.digest.hex()} counts {node.children} children, has {below[id(node)]}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
+from octavo.cache.dropping import DropRule
 from octavo.cache.hashing import Namespace
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ FREED = -1
 
 
 class Block:
-    """One block. `refs` counts the leases that hold it, `children` the indexed blocks that need it to be
-    found.
+    """One block. `refs` counts the leases that hold it, `idle_children` the blocks without one that need it to
+    be found.
 
     `priority` is that of its most important user so far, so a parent is never less important than its child.
     `exact` says that everything it was computed from was exact. `pinned_until` is a clock time, 0 when
@@ -29,10 +30,10 @@ class Block:
     """
 
     __slots__ = (
-        "children",
         "exact",
         "format",
         "group",
+        "idle_children",
         "index",
         "nbytes",
         "node",
@@ -58,7 +59,7 @@ class Block:
         self.sealed = False
         self.refs = 1
         self.uses = 1
-        self.children = 0
+        self.idle_children = 0
         self.node: Node | None = None
         self.pinned_until = 0.0
         self.rank = 0.0
@@ -70,7 +71,7 @@ class Block:
 
 class BlockTable:
     """The blocks of one sequence in one layer group. `offsets[i]` is the byte offset of block i, -1 once it
-    was freed behind the window."""
+    was freed behind the window or dropped."""
 
     __slots__ = ("blocks", "first", "offsets")
 
@@ -108,13 +109,15 @@ class Lease:
     `computed` positions have their K and V written, `sealed` blocks of them are full. `tip` is the node of
     the last published block (None: none yet). `attached` ends for good when a block could not be published,
     because no later block can then be found through it. `pedigree` is False once something it reads is not
-    exact. A lease with `reuse=False` matches nothing but still publishes.
+    exact. A lease with `reuse=False` matches nothing but still publishes. `drops` is the rule by which it drops
+    context; what it computes after that is its own.
     """
 
     __slots__ = (
         "attached",
         "computed",
         "digests",
+        "drops",
         "exact",
         "keys",
         "namespace",
@@ -127,12 +130,19 @@ class Lease:
     )
 
     def __init__(
-        self, groups: int, namespace: Namespace, priority: int = 0, exact: bool = False, reuse: bool = True
+        self,
+        groups: int,
+        namespace: Namespace,
+        priority: int = 0,
+        exact: bool = False,
+        reuse: bool = True,
+        drops: DropRule | None = None,
     ) -> None:
         self.namespace = namespace
         self.priority = priority
         self.exact = exact
         self.reuse = reuse
+        self.drops = drops
         self.tables = tuple(BlockTable() for _ in range(groups))
         self.keys: list[bytes] = []
         self.digests: list[bytes] = []
@@ -143,6 +153,15 @@ class Lease:
     tip: Node | None
     attached: bool
     pedigree: bool
+
+    def shared(self, tokens: int) -> int:
+        """How many of its first `tokens` positions are the same as those of a sequence that drops nothing."""
+        return tokens if self.drops is None else min(tokens, self.drops.kept)
+
+    @property
+    def gone(self) -> range:
+        """Indices of the blocks that were dropped."""
+        return range(0) if self.drops is None else self.drops.gone(self.computed)
 
     def clear(self) -> None:
         """Forget the blocks; the caller has given them back."""

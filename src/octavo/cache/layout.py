@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 
+from octavo.cache.dropping import DropRule
 from octavo.errors import ConfigError
 
 ITEM_BYTES = {"bf16": 2, "f32": 4}
@@ -89,15 +90,17 @@ class CacheLayout:
         window = self.groups[g].window
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
-    def blocks_held(self, g: int, tokens: int) -> int:
+    def blocks_held(self, g: int, tokens: int, drops: DropRule | None = None) -> int:
         """The most blocks of group `g` that a sequence growing to `tokens` tokens, one by one, holds at a
         time."""
         blocks, window = self.num_blocks(tokens), self.groups[g].window
+        if drops is not None:
+            blocks = drops.kept_blocks(tokens)
         return blocks if window is None else min(blocks, self.num_blocks(window - 1) + 1)
 
-    def sequence_bytes(self, tokens: int) -> int:
+    def sequence_bytes(self, tokens: int, drops: DropRule | None = None) -> int:
         """Bytes of cache that a sequence of `tokens` tokens holds, in whole blocks of every group."""
-        return sum(self.blocks_held(g, tokens) * size for g, size in enumerate(self.block_sizes_bytes))
+        return sum(self.blocks_held(g, tokens, drops) * size for g, size in enumerate(self.block_sizes_bytes))
 
     def longest_sequence(self, budget: int) -> int:
         """Most tokens of one sequence whose blocks fit `budget` bytes; `sys.maxsize` if windows bound them

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from octavo.cache import audit
 from octavo.cache.arena import Arena, Memory
-from octavo.cache.blocks import Block, Lease
+from octavo.cache.blocks import Block, BlockTable, Lease
+from octavo.cache.dropping import DropRule
 from octavo.cache.events import Event, EventLog
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout
@@ -93,11 +94,17 @@ class CacheManager:
         return self.arena.bytes_free + self.bytes_idle
 
     def lease(
-        self, namespace: Namespace, *, priority: int = 0, exact: bool = False, reuse: bool = True
+        self,
+        namespace: Namespace,
+        *,
+        priority: int = 0,
+        exact: bool = False,
+        reuse: bool = True,
+        drops: DropRule | None = None,
     ) -> Lease:
         """A lease that holds nothing yet. With `reuse=False` it never matches (its blocks are still
         published)."""
-        return Lease(len(self._sizes), namespace, priority, exact, reuse and self.enabled)
+        return Lease(len(self._sizes), namespace, priority, exact, reuse and self.enabled, drops)
 
     def find(self, lease: Lease, token_ids: Sequence[int]) -> Match:
         """What of `token_ids` the cache holds. Changes nothing; the match is good until the next change."""
@@ -146,6 +153,18 @@ class CacheManager:
             max(0, want - len(t.blocks)) * size for t, size in zip(lease.tables, self._sizes, strict=True)
         )
 
+    def bytes_owed(self, lease: Lease, tokens: int) -> int:
+        """Bytes that `lease` will still take on its way to `tokens` tokens, what it drops meanwhile set off."""
+        if lease.drops is None:
+            return self.bytes_missing(lease, tokens)
+        want = lease.drops.kept_blocks(tokens) + len(lease.gone)
+        return self.bytes_missing(lease, want * self.layout.block_size)
+
+    def reach(self, lease: Lease, nbytes: int) -> int:
+        """Up to which position the blocks of `lease` and `nbytes` more would do, if no layer has a window."""
+        more = nbytes // sum(self._sizes)
+        return (len(lease.tables[0]) + more) * self.layout.block_size
+
     def extend(self, lease: Lease, stop: int) -> bool:
         """Make open blocks for positions up to `stop`, reclaiming idle ones if needed. All of them or, with
         False, none. Moves blocks in the rare case that free bytes are scattered."""
@@ -163,25 +182,24 @@ class CacheManager:
 
     def commit(self, lease: Lease, token_ids: Sequence[int], stop: int) -> int:
         """Positions before `stop` have been computed: seal and publish full blocks, free those behind the
-        window. Returns the number of blocks sealed. Call it after the step, never before."""
+        window and those dropped. Returns the number of blocks sealed. Call it after the step, never before."""
         size = self.layout.block_size
-        full, sealed = stop // size, lease.sealed
+        full, sealed, gone = stop // size, lease.sealed, len(lease.gone)
         lease.computed = stop
         if full > sealed:
             if self.enabled:
-                self.index.hash(lease, token_ids, full)
+                self.index.hash(lease, token_ids, lease.shared(stop) // size)
             for i in range(sealed, full):
                 self._seal(lease, i)
             lease.sealed = full
         for g in self._windowed:
             table = lease.tables[g]
             first = min(self.layout.first_block(g, stop), full)
-            for i in range(table.first, first):
-                block = table.blocks[i]
-                if block is not None:
-                    table.replace(i, None)
-                    self._let_go(block)
+            self._free_entries(table, range(table.first, first))
             table.first = max(table.first, first)
+        if lease.drops is not None:
+            for table in lease.tables:
+                self._free_entries(table, lease.gone[gone:])
         return (full - sealed) * len(self._sizes)
 
     def fork(self, lease: Lease) -> Lease | None:
@@ -191,7 +209,9 @@ class CacheManager:
         need = sum((len(t.blocks) - start) * size for t, size in zip(lease.tables, self._sizes, strict=True))
         if need > self.bytes_available:
             return None
-        child = Lease(len(self._sizes), lease.namespace, lease.priority, lease.exact, lease.reuse)
+        child = Lease(
+            len(self._sizes), lease.namespace, lease.priority, lease.exact, lease.reuse, lease.drops
+        )
         child.keys, child.digests = list(lease.keys), list(lease.digests)
         child.computed, child.sealed, child.tip = lease.computed, lease.sealed, lease.tip
         child.attached, child.pedigree = lease.attached, lease.pedigree
@@ -223,10 +243,17 @@ class CacheManager:
         self.leases.discard(lease)
 
     def pin(self, lease: Lease, ttl_s: float, request_id: str | None = None) -> Pinned:
-        """Keep the published blocks of `lease` for `ttl_s` seconds, all of them or, over budget, none."""
-        blocks = [b for t in lease.tables for b in reversed(t.blocks) if b is not None and b.node is not None]
+        """Keep the published blocks of `lease` for `ttl_s` seconds, all of them or, over budget, none. Those
+        behind a gap are not pinned: they are found only as long as what was dropped is there."""
+        end = lease.gone.start if lease.gone else lease.sealed
+        blocks = [
+            b
+            for table in lease.tables
+            for b in reversed(table.blocks[:end])
+            if b is not None and b.node is not None
+        ]
         nbytes = sum(block.nbytes for block in blocks)
-        tokens = lease.sealed * self.layout.block_size
+        tokens = end * self.layout.block_size
         over = self.pins.bytes_pinned + self.pins.bytes_added(blocks) - self.pins.budget
         if not self.enabled:
             outcome = Pinned(ttl_s, 0, 0, "prefix caching is disabled")
@@ -249,13 +276,11 @@ class CacheManager:
         """Forget every published block; idle ones are freed, those in use stay with their readers. Returns
         how many were forgotten."""
         published = [block for block in self.blocks if block.node is not None]
-        for block in published:
-            if block.pinned_until:
-                self.pins.remove(block)
         for block in sorted(published, key=lambda b: -b.index):
+            if not block.refs:
+                self._count_idle(block, -1)
             self._unpublish(block, "reset")
             if not block.refs:
-                self.bytes_idle -= block.nbytes
                 self._free(block)
         self.policy, self.pins.idle = type(self.policy)(), type(self.pins.idle)()
         for lease in self.leases:
@@ -288,6 +313,8 @@ class CacheManager:
             assert block is not None
             block.sealed = True
             self.blocks_open -= 1
+        end = (i + 1) * self.layout.block_size
+        lease.attached &= lease.shared(end) == end
         if not (self.enabled and lease.attached):
             return
         node = self.index.publish(lease, i)
@@ -308,8 +335,8 @@ class CacheManager:
 
     def _take(self, block: Block, lease: Lease) -> None:
         if not block.refs:
-            (self.pins.idle if block.pinned_until else self.policy).remove(block)
-            self.bytes_idle -= block.nbytes
+            self._list_of(block).remove(block)
+            self._count_idle(block, -1)
         block.refs += 1
         block.uses += 1
         if lease.priority < block.priority:
@@ -324,8 +351,30 @@ class CacheManager:
         if block.node is None:
             self._free(block)
             return
-        (self.pins.idle if block.pinned_until else self.policy).add(block)
-        self.bytes_idle += block.nbytes
+        self._list_of(block).add(block)
+        self._count_idle(block, +1)
+        # A parent that was dropped before its child may not be reclaimed before it.
+        parent = self.index.parent_of(block)
+        while parent is not None and not parent.refs:
+            self._list_of(parent).remove(parent)
+            self._list_of(parent).add(parent)
+            parent = self.index.parent_of(parent)
+
+    def _free_entries(self, table: BlockTable, indices: range) -> None:
+        for i in indices:
+            block = table.blocks[i]
+            if block is not None:
+                table.replace(i, None)
+                self._let_go(block)
+
+    def _list_of(self, block: Block) -> Policy:
+        return self.pins.idle if block.pinned_until else self.policy
+
+    def _count_idle(self, block: Block, change: int) -> None:
+        self.bytes_idle += change * block.nbytes
+        parent = self.index.parent_of(block)
+        if parent is not None:
+            parent.idle_children += change
 
     def _new_block(self, g: int, i: int, lease: Lease) -> Block:
         size = self._sizes[g]
@@ -362,13 +411,25 @@ class CacheManager:
         if block is None:
             block, reason = self.pins.idle.victim(nbytes), "pressure on pins"
         assert block is not None
-        if block.pinned_until:
-            self.pins.remove(block)
-        self.bytes_idle -= block.nbytes
+        for lease in self.leases:
+            if lease.drops is not None:
+                self._cut(lease, block, reason)
+        self._count_idle(block, -1)
         self._unpublish(block, reason)
         self._free(block)
 
+    def _cut(self, lease: Lease, block: Block, reason: str) -> None:
+        """`lease` may have dropped `block` and hold what is found through it: then only for itself from now on."""
+        assert block.node is not None
+        if lease.digests[block.index : block.index + 1] != [block.node.digest]:
+            return
+        for below in reversed(lease.tables[block.group].blocks[block.index + 1 : len(lease.digests)]):
+            if below is not None and below.node is not None:
+                self._unpublish(below, reason)
+
     def _unpublish(self, block: Block, reason: str) -> None:
+        if block.pinned_until:
+            self.pins.remove(block)
         self._note("reclaimed", reason, block)
         self.index.drop(block)
 

@@ -18,7 +18,8 @@ class Policy(Protocol):
     """Holds the idle blocks: sealed, indexed, held by no lease."""
 
     def add(self, block: Block) -> None:
-        """`block` became idle; of one lease, children come before parents."""
+        """`block` became idle. Idle children come before their parents: one that was idle before its child is
+        removed and added again."""
 
     def remove(self, block: Block) -> None:
         """`block` is used again."""
@@ -32,8 +33,7 @@ class Policy(Protocol):
 class LRU:
     """Least recently used. Every operation is O(1): one linked list by priority and size class.
 
-    A parent is released no earlier than its child, and after it when both are released together, so list
-    order alone reclaims leaves first. Blocks of the wanted size are preferred within the lowest priority,
+    A parent is added after its idle children, so list order alone reclaims leaves first. Blocks of the wanted size are preferred within the lowest priority,
     which keeps the size classes of the arena in place.
     """
 
@@ -96,7 +96,7 @@ class CostAware:
         self._added += 1
         self._idle[block] = self._added
         block.rank = self._age + block.uses / block.nbytes
-        if not block.children:
+        if not block.idle_children:
             self._push(block)
 
     def remove(self, block: Block) -> None:
@@ -111,7 +111,7 @@ class CostAware:
         self._age = max(self._age, rank)
         del self._idle[block]
         parent = block.node.parent.blocks[block.group] if block.node and block.node.parent else None
-        if parent in self._idle and parent.children == 1:
+        if parent in self._idle and parent.idle_children == 1:
             self._push(parent)
         return block
 

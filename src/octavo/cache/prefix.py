@@ -78,13 +78,18 @@ class PrefixIndex:
             keys.append(key)
             digests.append(digest)
 
+    def reusable(self, lease: Lease, tokens: int) -> int:
+        """The most blocks that a hit covers if `lease` is to hold `tokens` tokens: one position is computed,
+        and all from where the lease begins to drop."""
+        return (lease.shared(tokens) - 1) // self.layout.block_size
+
     def find(self, lease: Lease, token_ids: Sequence[int]) -> Match:
-        """The longest reusable prefix of `token_ids`, at most floor((len - 1) / block_size) blocks."""
-        size = self.layout.block_size
-        self.hash(lease, token_ids, len(token_ids) // size)
+        """The longest `reusable` prefix of `token_ids`."""
+        self.hash(lease, token_ids, lease.shared(len(token_ids)) // self.layout.block_size)
         if not lease.reuse:
             return Match()
-        path = self._walk(lease.namespace, lease.digests, lease.keys, (len(token_ids) - 1) // size)
+        limit = self.reusable(lease, len(token_ids))
+        path = self._walk(lease.namespace, lease.digests, lease.keys, limit)
         depth = self._depth_served(path, lease.exact)
         blocked = depth < len(path) and lease.exact and any(b and not b.exact for b in path[depth].blocks)
         return Match(path[:depth] if depth < len(path) else path, len(path), blocked)
@@ -99,6 +104,8 @@ class PrefixIndex:
             return Miss("disabled", at)
         if match.depth == (len(token_ids) - 1) // size:
             return Miss("tail" if match.depth else "cold", at)
+        if match.depth == self.reusable(lease, len(token_ids)):
+            return Miss("exactness", at)
         if match.known == match.depth and self._known_elsewhere(lease, match.depth):
             return Miss("namespace", at)
         if match.blocked:
@@ -132,17 +139,11 @@ class PrefixIndex:
         """Make the sealed `block` the one that `node` is served from in its layer group."""
         node.blocks[block.group] = block
         block.node = node
-        parent = self._parent_block(block)
-        if parent is not None:
-            parent.children += 1
 
     def drop(self, block: Block) -> None:
         """Take `block` out; nodes left with no blocks and no children go too."""
         node = block.node
         assert node is not None
-        parent = self._parent_block(block)
-        if parent is not None:
-            parent.children -= 1
         node.blocks[block.group] = None
         block.node = None
         self._reclaimed[node.digest] = None
@@ -155,7 +156,7 @@ class PrefixIndex:
                 self._forget_first(node)
             node = node.parent
 
-    def _parent_block(self, block: Block) -> Block | None:
+    def parent_of(self, block: Block) -> Block | None:
         """The block without which `block` cannot be found. Behind a window there is none."""
         node = block.node
         if node is None or node.parent is None or block.group in self._windowed:

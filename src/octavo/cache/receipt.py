@@ -12,6 +12,7 @@ class Miss:
     """Why reuse ended where it did: `disabled`, `namespace`, `exactness`, `reclaimed`, `diverged`, `tail` or
     `cold`.
 
+    `exactness` also says that the request drops context from there on and computes what nobody else has.
     `at_token` is the first prompt token that was not reused; None if only the last one had to be computed.
     """
 
@@ -77,6 +78,11 @@ class Receipt:
         self.recomputed_tokens += again
         self.written_blocks += blocks
         self.completion_tokens += tokens
+
+    def drop(self, first: int, last: int) -> None:
+        """A position was computed that no longer sees positions `first` to `last`, by `context_policy="window"`."""
+        self.dropped = [(first, max([last, *(d[1] for d in self.dropped)]), "window")]
+        self.exact = False
 
     def to_dict(self) -> dict[str, Any]:
         """The `octavo` object of a response."""

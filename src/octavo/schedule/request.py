@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from octavo.cache.blocks import BlockTable, Lease
+from octavo.cache.dropping import DropRule
 from octavo.cache.hashing import Namespace
 from octavo.cache.receipt import Receipt
 
@@ -25,7 +26,8 @@ class Status(Enum):
 class Request:
     """One prompt and how to treat it. A smaller `priority` is more important; `arrival` orders equals.
 
-    `reuse=False` computes every prompt token (e.g. to return prompt log-probs). `params` is carried for the
+    `reuse=False` computes every prompt token (e.g. to return prompt log-probs). `drops` is the rule by which its
+    sequences drop context; they then have no limit of length. `params` is carried for the
     engine; the scheduler reads nothing of it.
     """
 
@@ -38,6 +40,7 @@ class Request:
     cache_ttl: float | None = None
     exact: bool = False
     reuse: bool = True
+    drops: DropRule | None = None
     seed: int | None = None
     params: SamplingParams | None = None
     receipt: Receipt = field(init=False)

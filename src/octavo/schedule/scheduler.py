@@ -10,10 +10,12 @@ reserved: when blocks run out, the least important running sequence is preempted
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
+from octavo.cache.blocks import Lease
 from octavo.cache.events import Event
 from octavo.cache.manager import CacheManager
 from octavo.cache.prefix import Match
@@ -99,10 +101,7 @@ class Scheduler:
             raise Overloaded(
                 f"{len(self.waiting)} requests wait and max_waiting={self.max_waiting}; try again later"
             )
-        lease = self.cache.lease(
-            request.namespace, priority=request.priority, exact=request.exact, reuse=request.reuse
-        )
-        first = Sequence(request, 0, request.prompt_token_ids, lease)
+        first = Sequence(request, 0, request.prompt_token_ids, self._lease(request))
         request.sequences.append(first)
         request.arrived_at = self.cache.clock()
         self.requests[request.request_id] = request
@@ -133,6 +132,12 @@ class Scheduler:
                 f"{prompt + 1 - self.arena_limit} or start with kv_cache_memory of at least {need}",
                 param="prompt",
             )
+        if request.drops is not None:
+            request.drops.check(self.limit)
+
+    def limit_of(self, request: Request) -> int:
+        """The most tokens of one of its sequences, the prompt included."""
+        return self.limit if request.drops is None else sys.maxsize
 
     def plan(self) -> StepPlan:
         """The next step. Blocks for every chunk exist when it returns; block offsets stay put until the next
@@ -145,7 +150,10 @@ class Scheduler:
         preempted = False
         while len(chunks) < len(self.running) and budget:
             sequence, before = self.running[len(chunks)], len(self.running)
-            count = self._make_room(sequence, min(len(sequence.token_ids) - sequence.num_computed, budget))
+            count = min(len(sequence.token_ids) - sequence.num_computed, budget)
+            if count > 1 and sequence.lease.drops is not None:
+                count = self._bounded(sequence, count, self._owed(but=sequence))
+            count = self._make_room(sequence, count)
             preempted |= len(self.running) < before
             if count:
                 chunks.append(_chunk(sequence, count))
@@ -177,6 +185,7 @@ class Scheduler:
             again, format = chunk.stop - chunk.start - fresh, self.cache.layout.format
             sequence.request.receipt.step(fresh, again, blocks, len(ids), format)
             self.totals.step(fresh, again, blocks, len(ids), format)
+            self._note_dropped(sequence, chunk.stop - 1)
             sampled.append((sequence, ids))
         for sequence, ids in sampled:
             if len(ids) > 1:
@@ -184,6 +193,11 @@ class Scheduler:
             else:
                 sequence.token_ids.extend(ids)
         self._let_go_late()
+
+    def _note_dropped(self, sequence: Sequence, position: int) -> None:
+        drops = sequence.lease.drops
+        if drops is not None and (dropped := drops.dropped(position)):
+            sequence.request.receipt.drop(drops.sinks, drops.sinks + dropped - 1)
 
     def drop(self) -> None:
         """The planned step failed: nothing of it counts, its positions are computed again."""
@@ -233,6 +247,19 @@ class Scheduler:
                 return 0
         return count
 
+    def _owed(self, but: Sequence | None = None) -> int:
+        """Bytes that running sequences still need for the tokens they have."""
+        return sum(self.cache.bytes_owed(s.lease, len(s.token_ids)) for s in self.running if s is not but)
+
+    def _bounded(self, sequence: Sequence, count: int, owed: int) -> int:
+        """How many of `count` tokens to compute at once. The chunk of a sequence that drops context holds more
+        blocks than its rule keeps only if nobody is owed them."""
+        lease = sequence.lease
+        if lease.drops is None:
+            return count
+        spare = self.cache.reach(lease, self.cache.bytes_available - owed)
+        return min(count, max(lease.drops.reach(lease.computed), spare) - lease.computed)
+
     def _shrink(self, sequence: Sequence, count: int) -> int:
         """Alone, and still too much at once: only a window wider than the arena is long gets here."""
         while not self.cache.extend(sequence.lease, sequence.num_computed + count):
@@ -244,7 +271,7 @@ class Scheduler:
     def _admit(self, chunks: list[Chunk], budget: int) -> None:
         """Start waiting sequences in order. One that waits for a block being filled lets others pass; one for
         which there is no room does not."""
-        owed = sum(self.cache.bytes_missing(s.lease, len(s.token_ids)) for s in self.running)
+        owed = self._owed()
         i = 0
         while (
             budget and i < min(len(self.waiting), self.max_num_seqs) and len(self.running) < self.max_num_seqs
@@ -260,34 +287,34 @@ class Scheduler:
                 continue
             if not self._fits(sequence, match, owed):
                 return
-            count = self._start(sequence, match, budget)
+            count = self._start(sequence, match, budget, owed)
             if not count:
                 return
             del self.waiting[i]
-            owed += self.cache.bytes_missing(sequence.lease, len(sequence.token_ids))
+            owed += self.cache.bytes_owed(sequence.lease, len(sequence.token_ids))
             chunks.append(_chunk(sequence, count))
             budget -= count
 
     def _next_block(self, sequence: Sequence, match: Match) -> bytes | None:
         """Digest of the first block that `sequence` would have to fill although another may be filling it."""
         lease = sequence.lease
-        reusable = (len(sequence.token_ids) - 1) // self.cache.layout.block_size
+        reusable = self.cache.index.reusable(lease, len(sequence.token_ids))
         return lease.digests[match.depth] if lease.reuse and match.depth < reusable else None
 
     def _fits(self, sequence: Sequence, match: Match, owed: int) -> bool:
         """Whether all tokens known of `sequence` and one more fit, next to what running ones still need for
         theirs. Without this a sequence could be admitted only to be preempted, again and again."""
-        need = self.cache.layout.sequence_bytes(len(sequence.token_ids) + 1) + owed
+        need = self.cache.layout.sequence_bytes(len(sequence.token_ids) + 1, sequence.lease.drops) + owed
         if need <= self.cache.arena.bytes_free:
             return True
         return need <= self.cache.bytes_available + self.cache.bytes_shared(match)
 
-    def _start(self, sequence: Sequence, match: Match, budget: int) -> int:
+    def _start(self, sequence: Sequence, match: Match, budget: int, owed: int) -> int:
         """Run `sequence` from `match` on. Returns the tokens to compute now, 0 if there is no room after
         all."""
         miss = self.cache.why(sequence.lease, sequence.token_ids, match)
         reused = self.cache.acquire(sequence.lease, match)
-        count = min(len(sequence.token_ids) - reused, budget)
+        count = self._bounded(sequence, min(len(sequence.token_ids) - reused, budget), owed)
         while count and not self.cache.extend(sequence.lease, reused + count):
             count //= 2
         if not count:
@@ -317,10 +344,7 @@ class Scheduler:
             raise ValueError(f"{len(ids)} tokens for {sequence}, a request with n={request.n}")
         for index, token in enumerate(ids[1:], start=1):
             lease = self.cache.fork(sequence.lease) if len(self.running) < self.max_num_seqs else None
-            fresh = lease or self.cache.lease(
-                request.namespace, priority=request.priority, exact=request.exact, reuse=request.reuse
-            )
-            child = Sequence(request, index, sequence.token_ids, fresh)
+            child = Sequence(request, index, sequence.token_ids, lease or self._lease(request))
             child.token_ids.append(token)
             child.ever_computed = sequence.ever_computed
             request.sequences.append(child)
@@ -330,6 +354,15 @@ class Scheduler:
                 child.status = Status.RUNNING
                 insort(self.running, child, key=_order)
         sequence.token_ids.append(ids[0])
+
+    def _lease(self, request: Request) -> Lease:
+        return self.cache.lease(
+            request.namespace,
+            priority=request.priority,
+            exact=request.exact,
+            reuse=request.reuse,
+            drops=request.drops,
+        )
 
     def _wait(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
