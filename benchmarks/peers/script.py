@@ -13,9 +13,13 @@ from typing import Any
 from benchmarks.peers import NOT_INSTALLED
 
 
-def find(module: str) -> None:
-    """Make `module` importable, from the directory named on the command line too; exit if there is none."""
+def search_also() -> None:
+    """Import from the directory named on the command line too, after everything else."""
     sys.path += sys.argv[1:]
+
+
+def require(module: str) -> None:
+    """Exit if `module` is not installed."""
     if find_spec(module) is None:
         sys.exit(NOT_INSTALLED)
 
