@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.answer import Answer, logprob_dict
+from octavo.cache.dropping import DropRule
 from octavo.cache.events import Event
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout
@@ -42,6 +43,7 @@ logger = logging.getLogger("octavo")
 
 Prompt = str | Sequence[int]
 _NO_LIMIT = 131_072  # context of a model whose configuration names none
+_MAX_POSITIONS = 1 << 24  # the angles of a rotation are computed from float32 positions
 
 
 @dataclass(frozen=True)
@@ -208,11 +210,6 @@ class Engine:
         """
         if not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params={params!r} is not a SamplingParams", param="params")
-        if params.context_policy is not None:
-            raise InvalidRequest(
-                f"context_policy={params.context_policy!r} is not supported yet; leave it out",
-                param="context_policy",
-            )
         if params.exact and not self.runner.exact:
             raise InvalidRequest(
                 "exact=True cannot be promised for this model on this machine: the start-up probe found rows that "
@@ -236,11 +233,36 @@ class Engine:
             cache_ttl=params.cache_ttl,
             exact=params.exact,
             reuse=params.prompt_logprobs is None,
+            drops=self._drop_rule(params, len(token_ids)),
             seed=drawn_seed(self.config.seed, arrival) if params.seed is None else params.seed,
             params=params,
         )
         self.scheduler.check(request)
         return LiveRequest(request, prompt if isinstance(prompt, str) else None, params)
+
+    def _drop_rule(self, params: SamplingParams, prompt_len: int) -> DropRule | None:
+        if params.context_policy is None:
+            return None
+        assert params.sinks is not None
+        assert params.window is not None
+        assert params.max_tokens is not None
+        reason = None
+        if not self.runner.fused:
+            reason = "runs through transformers, whose attention rotates no query a second time"
+        elif any(group.window is not None for group in self.layout.groups):
+            reason = "has layers with a sliding window of their own"
+        if reason is not None:
+            raise InvalidRequest(
+                f"context_policy={params.context_policy!r} does not work with this model, which {reason}; leave it out",
+                param="context_policy",
+            )
+        if prompt_len + params.max_tokens > _MAX_POSITIONS:
+            raise InvalidRequest(
+                f"max_tokens={params.max_tokens} after a prompt of {prompt_len} is more than the {_MAX_POSITIONS} "
+                f"positions that can be told apart; max_tokens={_MAX_POSITIONS - prompt_len} works",
+                param="max_tokens",
+            )
+        return DropRule(params.sinks, params.window, self.config.block_size)
 
     def submit(self, live: LiveRequest) -> None:
         """Queue a prepared request. Raises `Overloaded` if the queue is full."""
@@ -285,7 +307,8 @@ class Engine:
         for chunk in plan.chunks:
             sequence, count = chunk.sequence, chunk.stop - chunk.start
             tables = tuple(table.offsets for table in sequence.tables)
-            pieces.append(Piece(sequence.token_ids[chunk.start : chunk.stop], chunk.start, tables))
+            token_ids = sequence.token_ids[chunk.start : chunk.stop]
+            pieces.append(Piece(token_ids, chunk.start, tables, sequence.lease.drops))
             inside = self._wanted_rows(chunk)
             rows.append(range(len(wanted), len(wanted) + len(inside)))
             wanted += [first + r for r in inside]
@@ -335,13 +358,13 @@ class Engine:
             # Answer 0 reads the sequence's own list; the others get theirs when the sequence is forked.
             token_ids = chunk.sequence.token_ids if index == 0 else list(chunk.sequence.token_ids)
             choice = Choice(params, token_ids, prompt_len, request.seed, index, words)
-            live.answers.append(self._answer(choice))
+            live.answers.append(self._answer(choice, self.scheduler.limit_of(request)))
         return [answer.choice for answer in live.answers]
 
-    def _answer(self, choice: Choice) -> Answer:
+    def _answer(self, choice: Choice, limit: int) -> Answer:
         return Answer(
             choice,
-            limit=self.scheduler.limit,
+            limit=limit,
             eos_token_ids=self._eos,
             decoder=self._decoder,
             fallback_byte=self._fallback_byte,

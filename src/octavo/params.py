@@ -26,7 +26,7 @@ class SamplingParams:
     | temperature | 0 is greedy: the likeliest token, the lowest id among equals |
     | top_k, top_p, min_p | off at 0 or -1, 1.0, 0.0; after the temperature: min_p, then top_k, then top_p |
     | seed | None draws one; the receipt names it |
-    | max_tokens | new tokens at most; None is the rest of the context |
+    | max_tokens | new tokens at most; None is the rest of the context (not with context_policy) |
     | min_tokens | end and stop tokens are masked, and stop strings do not count, until then |
     | stop | strings that end the answer (a str is a list of one), cut off unless include_stop_str_in_output |
     | stop_token_ids | tokens that end the answer |
@@ -94,6 +94,12 @@ class SamplingParams:
                     "both multiples of the block size",
                     param=name,
                 )
+        if self.max_tokens is None:
+            raise InvalidRequest(
+                'max_tokens=None has no end with context_policy="window", where the context never fills; '
+                "max_tokens=1024 works",
+                param="max_tokens",
+            )
         if self.exact:
             _refuse("exact", True, 'False with context_policy="window", which drops context', False)
 

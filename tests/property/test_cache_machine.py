@@ -8,15 +8,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from octavo.cache.dropping import DropRule
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import LayerGroup
 from octavo.errors import InvalidRequest
 from octavo.schedule.request import Request, Status
-from support.cache_world import FULL_GROUP, World, answer
+from support.cache_world import FULL_GROUP, World, answer, dropped_by
 from support.sizes import sized
 
 GROUPS = {
     "full": (FULL_GROUP,),
+    "two sizes": (FULL_GROUP, LayerGroup((1, 2), 1, 16)),
     "window": (LayerGroup((0,), 1, 16, window=5),),
     "mixed": (FULL_GROUP, LayerGroup((1, 2), 1, 16, window=6)),
     "only a tiny window": (LayerGroup((0,), 1, 16, window=1),),
@@ -79,9 +81,13 @@ class CacheMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "", "a"]),
         ttl=st.sampled_from([None, None, 5.0, 20.0]),
         reuse=st.sampled_from([True, True, True, False]),
+        rule=st.sampled_from([None, None, (0, 4), (4, 8), (8, 12), (4, 20)]),
     )
-    def add(self, prompt, max_tokens, n, priority, salt, ttl, reuse):
-        self._add(prompt, max_tokens, n, priority, salt, ttl, reuse)
+    def add(self, prompt, max_tokens, n, priority, salt, ttl, reuse, rule):
+        drops = None
+        if rule is not None and all(group.window is None for group in self.world.layout.groups):
+            drops, max_tokens = DropRule(*rule, self.world.layout.block_size), 3 * max_tokens
+        self._add(prompt, max_tokens, n, priority, salt, ttl, reuse, drops)
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data(), extra=st.lists(st.integers(0, 1), max_size=6), max_tokens=st.integers(1, 12))
@@ -157,21 +163,26 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.world.cache.arena.bytes_free == self.world.cache.arena.bytes_total
         self.world.cache.check()
 
-    def _add(self, prompt, max_tokens, n, priority, salt, ttl, reuse):
+    def _add(self, prompt, max_tokens, n, priority, salt, ttl, reuse, drops=None):
         fields = {
             "n": n,
             "priority": priority,
             "namespace": Namespace("m", salt=salt),
             "cache_ttl": ttl,
             "reuse": reuse,
+            "drops": drops,
         }
         try:
             self.asked.append(self.world.add(prompt, max_tokens, **fields))
         except InvalidRequest:
-            assert len(prompt) + 1 > self.world.scheduler.limit
+            longest = max(len(prompt) + 1, drops.kept if drops else 0)
+            assert longest > self.world.scheduler.limit
 
     def _unfinished(self):
         return [request for request in self.asked if not request.finished]
+
+    def _ended_early(self, request):
+        return request in self.aborted or any((request, i) in self.ended_early for i in range(request.n))
 
     def _check_answer(self, request):
         limit = self.world.scheduler.limit
@@ -184,6 +195,12 @@ class CacheMachine(RuleBasedStateMachine):
                 expected = expected[: len(got)]
             assert got == expected, sequence
         receipt = request.receipt
+        assert receipt.exact == (not receipt.dropped)
+        if not self._ended_early(request):
+            last = max(len(s.token_ids) for s in request.sequences) - 2
+            gone = dropped_by(request.drops, last)
+            sinks = request.drops.sinks if request.drops else 0
+            assert receipt.dropped == ([(sinks, sinks + gone - 1, "window")] if gone else [])
         if receipt.miss is not None:
             assert receipt.reused_tokens + receipt.computed_tokens == receipt.prompt_tokens
             assert receipt.reused_tokens < receipt.prompt_tokens

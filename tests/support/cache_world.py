@@ -1,7 +1,8 @@
 """A world without a model: real cache and scheduler, memory of bytes, a runner that checks what it reads.
 
 The runner writes into position p of a block a digest of everything that should decide its K and V (namespace, token
-ids 0..p) and, before it does, reads every earlier position its window reaches through the block table. Reading a
+ids 0..p, what was dropped on the way) and, before it does, reads every earlier position that it sees through the block
+table. Reading a
 block that was not filled, or filled for somebody else, fails at once. Tokens are drawn from that digest, so the
 right answer of a request can be written down without any cache: `answer`.
 """
@@ -9,6 +10,7 @@ right answer of a request can be written down without any cache: `answer`.
 import hashlib
 from collections.abc import Sequence as Tokens
 
+from octavo.cache.dropping import DropRule
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout, LayerGroup
 from octavo.cache.manager import CacheManager
@@ -52,13 +54,19 @@ def mark(before: bytes, token: int) -> bytes:
     return hashlib.blake2b(before + token.to_bytes(8, "little"), digest_size=CELL).digest()
 
 
-def marks(namespace: Namespace, token_ids: Tokens[int]) -> list[bytes]:
+def marks(request: Request, token_ids: Tokens[int]) -> list[bytes]:
     """What position p must hold, for every p."""
-    row, last = [], namespace.encode()
-    for token in token_ids:
+    row, last = [], request.namespace.encode()
+    for position, token in enumerate(token_ids):
         last = mark(last, token)
+        if dropped := dropped_by(request.drops, position):
+            last = mark(last, dropped)
         row.append(last)
     return row
+
+
+def dropped_by(drops: DropRule | None, position: int) -> int:
+    return 0 if drops is None else drops.dropped(position)
 
 
 def draw(last: bytes, choice: int) -> int:
@@ -69,8 +77,9 @@ def draw(last: bytes, choice: int) -> int:
 def answer(request: Request, choice: int, max_tokens: int, limit: int) -> list[int]:
     """What choice `choice` must generate, computed from nothing but the request."""
     tokens = list(request.prompt_token_ids)
-    while len(tokens) < min(limit, len(request.prompt_token_ids) + max_tokens):
-        tokens.append(draw(marks(request.namespace, tokens)[-1], choice))
+    end = len(tokens) + max_tokens
+    while len(tokens) < (end if request.drops else min(limit, end)):
+        tokens.append(draw(marks(request, tokens)[-1], choice))
     return tokens[len(request.prompt_token_ids) :]
 
 
@@ -142,7 +151,7 @@ class World:
         request = sequence.request
         if sequence.finish_reason is not None:
             return
-        full = len(sequence.token_ids) >= self.scheduler.limit
+        full = len(sequence.token_ids) >= self.scheduler.limit_of(request)
         if full or len(sequence.output_token_ids) >= self.max_tokens[request]:
             self.scheduler.finish(sequence, "length" if full else "stop")
             if request.finished:
@@ -151,12 +160,15 @@ class World:
     def compute(self, sequence: Sequence, start: int, stop: int, sample: bool) -> list[int]:
         """What the model would do: read the context, write positions `start .. stop - 1`, sample."""
         request = sequence.request
-        expected = marks(request.namespace, sequence.token_ids)
+        expected = marks(request, sequence.token_ids)
         for position in range(start, stop):
             self.computed += 1
             for g, group in enumerate(self.layout.groups):
                 first = 0 if group.window is None else max(0, position - group.window + 1)
+                dropped = dropped_by(request.drops, position)
                 for p in range(first, position):
+                    if request.drops and 0 <= p - request.drops.sinks < dropped:
+                        continue
                     assert self._cell(sequence, g, p) == expected[p], f"{sequence} group {g} position {p}"
                 where = self._where(sequence, g, position)
                 self.memory.data[where : where + CELL] = expected[position]

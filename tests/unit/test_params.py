@@ -144,6 +144,7 @@ def test_the_window_policy_needs_its_sizes_and_cannot_be_exact() -> None:
         ({"sinks": 16}, "window"),
         ({"window": 64}, "sinks"),
         ({"sinks": 16, "window": 64, "exact": True}, "exact"),
+        ({"sinks": 16, "window": 64, "max_tokens": None}, "max_tokens"),
         ({"sinks": 1.5, "window": 64}, "sinks"),
         ({"sinks": 16, "window": 0}, "window"),
     ]:
