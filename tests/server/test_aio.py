@@ -108,7 +108,7 @@ def test_a_slow_reader_misses_no_token(engine: AsyncEngine) -> None:
 
     quick = run(read(engine, "hello", params(3, 40)))[-1]
     snapshots = run(slowly())
-    assert len(snapshots) == 2
+    assert len(snapshots) <= 2
     assert snapshots[-1].outputs[0].token_ids == quick.outputs[0].token_ids
     assert len(quick.outputs[0].token_ids) == 40
 

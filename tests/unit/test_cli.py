@@ -292,6 +292,7 @@ def test_ctrl_c_in_a_terminal_stops_the_answer_and_not_the_chat(directory: str) 
         wait_for(b"> ")
     type_in(b"/receipt\n")
     wait_for(b"abort")
+    wait_for(b"> ")
     type_in(b"\x04")
     process.communicate(timeout=60)
     assert process.returncode == 0

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from octavo import __version__
+from octavo.bench.cli import app as bench
 from octavo.cli.options import with_flags
 from octavo.cli.show import error_body, notice, show_log
 from octavo.config import EngineConfig, Environment
@@ -31,6 +32,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # panels cut long flags off, and docs/cli.md is this very text
     context_settings={"max_content_width": 100},
 )
+
+
+app.add_typer(bench)
 
 
 def _version(asked: bool) -> None:
@@ -104,6 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(end.exit_code)
     except _UsageError as error:
         message = error.format_message()  # type: ignore[attr-defined]
+        if message.startswith("Usage:"):  # the help, for a group without a command
+            notice(message)
+            return 2
         return _fail(InvalidRequest(f"{message} See `octavo --help`."), as_json, 2)
     except OctavoError as error:
         return _fail(error, as_json, 1)
