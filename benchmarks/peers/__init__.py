@@ -63,7 +63,7 @@ class PeerResults:
 
 def run_peers(job: Job, directory: Path | None, timeout_s: float = 3600) -> PeerResults:
     """Run all scripts, one after the other. `directory` is where `pip install --target` put engines, if not in this
-    environment; its `bin` is searched too. An engine that fails says so on stderr and counts as not installed."""
+    environment; its `bin` is searched too. An engine that fails says so on stderr and has no figures."""
     return PeerResults({name: _run(name, job, directory, timeout_s) for name in SCRIPTS})
 
 
@@ -86,6 +86,6 @@ def _run(name: str, job: Job, directory: Path | None, timeout_s: float) -> dict[
         return None
     if done.returncode:
         print(f"{name} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
-        return None
+        return {}
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures

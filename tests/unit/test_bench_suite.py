@@ -119,15 +119,51 @@ def test_an_engine_that_is_not_installed_is_said_to_be_so(
     assert run_peers(job, None).by_engine == {"llama.cpp": None, "OpenVINO GenAI": None}
 
 
+FAKE_SERVER = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({{"status": "ok"}})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["cache_prompt"] is False and body["ignore_eos"] is True and body["temperature"] == 0
+        self.answer({{"timings": {{"predicted_per_second": float(len(body["prompt"]) * body["n_predict"])}}}})
+
+    def answer(self, body):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *args):
+        pass
+
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_llama_server_is_asked_for_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "llama-server"
+    program.write_text(FAKE_SERVER.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(peers, "SCRIPTS", {"llama.cpp": "benchmarks.peers.llama"})
+    prompts = {"prompt": [1, 2], "prompt_again": [3, 4, 5], "long_prompt": [1] * 9, "batch": [[1], [2]]}
+    figures = run_peers(Job(tmp_path / "model.gguf", 1, 4, 2, [prompts] * 3), tmp_path).by_engine["llama.cpp"]
+    assert figures is not None
+    assert set(figures) == {"ttft", "ttft_long", "decode", "batch"}
+    assert figures["decode"] == 3 * (4 + 1)
+
+
 def test_an_engine_that_fails_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "openvino_genai.py").write_text("raise ValueError('broken engine')")
-    monkeypatch.setattr(peers, "SCRIPTS", {"OpenVINO GenAI": "benchmarks.peers.openvino"})
     (tmp_path / "openvino.py").write_text("")
-    assert run_peers(Job(tmp_path / "model.gguf", 1, 1, 1, []), tmp_path).by_engine == {
-        "OpenVINO GenAI": None
-    }
+    monkeypatch.setattr(peers, "SCRIPTS", {"OpenVINO GenAI": "benchmarks.peers.openvino"})
+    assert run_peers(Job(tmp_path / "model.gguf", 1, 1, 1, []), tmp_path).by_engine == {"OpenVINO GenAI": {}}
     assert "broken engine" in capfd.readouterr().err
 
 
