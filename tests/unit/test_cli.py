@@ -41,9 +41,21 @@ def llm(directory: str) -> Iterator[LLM]:
         yield llm
 
 
+started: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_process() -> Iterator[None]:
+    yield
+    while started:
+        started.pop().kill()
+
+
 def start(*arguments: str) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
-    return subprocess.Popen([*OCTAVO, *arguments], stdin=pipe, stdout=pipe, stderr=pipe)
+    process = subprocess.Popen([*OCTAVO, *arguments], stdin=pipe, stdout=pipe, stderr=pipe)
+    started.append(process)
+    return process
 
 
 def read_some(stream: IO[bytes] | None, count: int = 1) -> bytes:
@@ -268,6 +280,7 @@ def test_ctrl_c_in_a_terminal_stops_the_answer_and_not_the_chat(directory: str) 
     process = subprocess.Popen(
         [sys.executable, "-c", spawn, *command], stdin=pipe, stdout=pipe, env=os.environ | {"TERM": "dumb"}
     )
+    started.append(process)
     assert process.stdin is not None
 
     def type_in(keys: bytes) -> None:
