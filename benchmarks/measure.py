@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Line:
-    """One comparison. `others` holds what the other engines, or the machine, reached; None: not installed or failed.
+    """One comparison. `others` holds what the other engines, or the machine, reached; None: not installed.
 
     `reference` is the one of them that `at_least` speaks of: how many times better Octavo has to be (a share, where the
     reference is a limit of the machine). None: reported, not required.
