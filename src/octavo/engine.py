@@ -382,17 +382,20 @@ class Engine:
             live.prompt_logprobs[position] = logprob_dict(entries, text)
 
     def _fail(self, plan: StepPlan, sampled: list[list[Sampled | OctavoError]]) -> list[LiveRequest]:
-        """End the requests whose logits left nothing to sample; the others are not concerned."""
-        failed = []
+        """End the requests whose logits left nothing to sample, all choices of each; others are not concerned."""
+        errors: dict[str, OctavoError] = {}
         for chunk, choices in zip(plan.chunks, sampled, strict=True):
-            error = next((s for s in choices if isinstance(s, OctavoError)), None)
-            if error is None:
-                continue
-            choices.clear()
-            live = self.abort(chunk.sequence.request.request_id)
-            if live is not None:
-                live.error = error
-                failed.append(live)
+            for error in (s for s in choices if isinstance(s, OctavoError)):
+                errors.setdefault(chunk.sequence.request.request_id, error)
+        for chunk, choices in zip(plan.chunks, sampled, strict=True):
+            if chunk.sequence.request.request_id in errors:
+                choices.clear()
+        failed = []
+        for name, error in errors.items():
+            live = self.abort(name)
+            assert live is not None
+            live.error = error
+            failed.append(live)
         return failed
 
     def _deliver(self, plan: StepPlan, sampled: list[list[Sampled | OctavoError]]) -> list[LiveRequest]:

@@ -48,7 +48,7 @@ def assert_agrees(reference: Any, prompt: list[int], answer: Answer) -> None:
 def test_answers_are_those_of_transformers(
     kind: str, engine_of: Callable[..., Engine], tiny: Callable[[str], Path]
 ) -> None:
-    engine = engine_of(kind, dtype="float32")
+    engine = engine_of(kind, dtype="float32", max_num_batched_tokens=64)
     assert engine.runner.fused == (kind in FUSED)
     assert engine.runner.exact
     reference = transformers_model(tiny(kind))
@@ -61,7 +61,7 @@ def test_answers_are_those_of_transformers(
 def test_fused_and_unfused_agree(kind: str, engine_of: Callable[..., Engine]) -> None:
     requests = [(prompt, greedy(NEW)) for prompt in prompts()]
     fused = together(engine_of(kind, dtype="float32"), requests)
-    unfused_engine = engine_of(kind, dtype="float32", fuse=False)
+    unfused_engine = engine_of(kind, dtype="float32", fuse=False, max_num_batched_tokens=64)
     assert not unfused_engine.runner.fused
     for [one], [other] in zip(fused, together(unfused_engine, requests), strict=True):
         assert one.token_ids == other.token_ids

@@ -1,11 +1,13 @@
 """An answer never depends on company, on a cancelled neighbour, or on recycled memory."""
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from octavo.engine import Engine
+from octavo.params import SamplingParams
 from support.engines import Answer, Request, alone, answers, finish, greedy, submit, together, varied
 from support.sizes import sized
 
@@ -42,6 +44,9 @@ def test_memory_full_of_nan_changes_nothing(kind: str, dtype: str, engine_of: Ca
         )
         for _ in ("fresh", "recycled"):
             assert together(tight, requests) == expected
+    # The last engine holds nothing now, so what was ever used is NaN; the rest is as the system gave it.
+    assert set(ctypes.string_at(tight._memory.address, memory)) <= {0x00, 0xFF}
+    assert ctypes.string_at(tight._memory.address, blocks(tight, 1)).count(0xFF) > 0
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["prefix caching", "no prefix caching"])
@@ -133,4 +138,23 @@ def test_a_neighbour_whose_logits_break_fails_alone(engine_of: Callable[..., Eng
     assert bad.error is not None
     assert "leave no token to choose" in str(bad.error)
     assert [answers(live.output()) for live in lives] == expected
+    assert engine.stats().bytes_running == 0
+
+
+def test_a_choice_that_has_no_token_left_ends_its_request_alone(engine_of: Callable[..., Engine]) -> None:
+    """Of several choices one is stuck (after an A nothing is allowed) while others of the request go on."""
+    engine = engine_of("llama")
+    [neighbour] = make_requests(1)
+    [expected] = together(engine, [neighbour])
+    a, b = (engine.tokenizer.encode(letter, False)[0] for letter in "AB")
+    stuck = SamplingParams(
+        n=8, seed=1, temperature=100.0, max_tokens=20, allowed_token_ids=[a, b], bad_words=["AA", "AB"]
+    )
+    live = submit(engine, "neighbour", neighbour)
+    bad = submit(engine, "stuck", ([7, 8, 9], stuck))
+    finish(engine)
+    assert bad.error is not None
+    assert "leave no token to choose" in str(bad.error)
+    assert {len(answer.choice.token_ids) for answer in bad.answers} == {3 + 1}
+    assert answers(live.output()) == expected
     assert engine.stats().bytes_running == 0

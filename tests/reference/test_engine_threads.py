@@ -67,9 +67,10 @@ def test_engines_of_one_process_keep_their_own_number(engine_of: Callable[..., E
             assert (native.observed_threads(), torch.get_num_threads()) == (count, count)
 
 
-def test_an_engine_on_another_thread_has_its_number_too(engine_of: Callable[..., Engine]) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_engine_on_another_thread_has_its_number_too(count: int, engine_of: Callable[..., Engine]) -> None:
     """OpenMP keeps the number per thread that asks; a server runs the engine on one of its own."""
-    engine = engine_of("llama", num_threads=2)
+    engine = engine_of("llama", num_threads=count)
     seen: list[int] = []
 
     def work() -> None:
@@ -79,7 +80,7 @@ def test_an_engine_on_another_thread_has_its_number_too(engine_of: Callable[...,
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [2, 2]
+    assert seen == [count, count]
 
 
 def test_more_threads_than_the_pool_gives_is_an_error(
