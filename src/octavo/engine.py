@@ -422,7 +422,6 @@ class Engine:
 
     def _encode(self, prompt: Prompt, vocab_size: int) -> list[int]:
         if isinstance(prompt, str):
-            _check_text(prompt)
             return self.tokenizer.encode(prompt)
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise InvalidRequest(
@@ -469,13 +468,3 @@ def drawn_seed(engine_seed: int, arrival: int) -> int:
     """The seed of a request that named none, from the engine's seed and its arrival number."""
     digest = hashlib.sha256(engine_seed.to_bytes(8, "little") + arrival.to_bytes(8, "little")).digest()
     return int.from_bytes(digest[:8], "little") >> 1
-
-
-def _check_text(prompt: str) -> None:
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"prompt holds a lone surrogate at character {error.start}, which is no text; remove it",
-            param="prompt",
-        ) from error

@@ -25,7 +25,8 @@ class Conversation:
         self._engine = engine
         self._params = params
         self._opening = [] if system is None else [{"role": "system", "content": text_of(system, "system")}]
-        self._turns = 0
+        self._said = 0
+        self._turns = engine.turns()
         self.reset()
 
     def reset(self) -> None:
@@ -38,15 +39,17 @@ class Conversation:
         Raises `OctavoError` (mostly `ContextLengthExceeded`), and nothing was said.
         """
         said = [*self.messages, {"role": "user", "content": text_of(text, "message")}]
-        tokens = self._engine.tokenizer.apply_chat_template(said)
-        self._turns += 1
-        live = self._engine.prepare(f"turn {self._turns}", tokens, self._params)
+        prompt = self._engine.tokenizer.render_chat(said)
+        tokens = self._turns.encode(prompt)
+        self._said += 1
+        live = self._engine.prepare(f"turn {self._said}", tokens, self._params)
         answer = ""
         for delta in deltas(self._engine, live, stop):
             answer += delta
             yield delta
         self.messages = [*said, {"role": "assistant", "content": answer}]
         self.last = live.output()
+        self._turns.remember(prompt, tokens + self.last.outputs[0].token_ids)
 
 
 def run_chat(config: EngineConfig, params: SamplingParams, *, system: str | None) -> None:

@@ -41,7 +41,17 @@ class Tokenizer:
         return self.hf.backend_tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with BOS where the tokenizer prepends one and `add_special_tokens` is true."""
+        """Token ids of `text`, with BOS where the tokenizer prepends one and `add_special_tokens` is true.
+
+        Raises `InvalidRequest` for a lone surrogate, which is no text.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"the text holds a lone surrogate at character {error.start}, which is no character; remove it",
+                param="prompt",
+            ) from error
         return list(self._backend().encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
