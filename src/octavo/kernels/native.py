@@ -199,8 +199,13 @@ class RowPlacement:
         """Keeps the arrays alive beside their addresses. `dropped [rows]`: positions each row no longer sees."""
         moved = np.flatnonzero(dropped).astype(np.int32) if dropped is not None else _NO_ROWS
         moved_positions = positions[moved] - dropped[moved] if dropped is not None else _NO_ROWS
-        arrays = (blocks, positions, moved, moved_positions)
-        return cls(*arrays, (blocks.ctypes.data, positions.ctypes.data, *(a.ctypes.data for a in arrays[2:])))
+        addresses = (
+            blocks.ctypes.data,
+            positions.ctypes.data,
+            moved.ctypes.data,
+            moved_positions.ctypes.data,
+        )
+        return cls(blocks, positions, moved, moved_positions, addresses)
 
     def __len__(self) -> int:
         return len(self.positions)
