@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Sequence as Tokens
 
 from octavo.cache.dropping import DropRule
-from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout, LayerGroup
 from octavo.cache.manager import CacheManager
 from octavo.schedule.request import Request, Sequence

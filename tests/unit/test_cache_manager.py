@@ -202,8 +202,7 @@ def test_a_window_needs_only_the_blocks_it_reaches():
     assert [b is None for b in lease.tables[1].blocks] == [True] * 3 + [False] * 2
     cache.release(lease)
     window_blocks = [node.blocks[1] for node in cache.find(cache.lease(SPACE), words(1, 21)).nodes]
-    cache.policy.remove(window_blocks[0])
-    cache.bytes_idle -= window_blocks[0].nbytes
+    cache.idle.remove(window_blocks[0])
     cache._unpublish(window_blocks[0], "test")
     cache._free(window_blocks[0])
     cache.check()
@@ -297,7 +296,7 @@ def test_start_up_needs_one_block_per_layer_group():
     [
         lambda cache, lease: setattr(lease.tables[0].blocks[0], "refs", 2),
         lambda cache, lease: lease.tables[0].offsets.__setitem__(0, 64),
-        lambda cache, lease: setattr(cache, "bytes_idle", 64),
+        lambda cache, lease: setattr(cache.idle, "bytes", 64),
         lambda cache, lease: setattr(lease.tables[0].blocks[0], "idle_children", 1),
         lambda cache, lease: cache.blocks.discard(lease.tables[0].blocks[0]),
         lambda cache, lease: setattr(lease.tables[0].blocks[0], "sealed", False),

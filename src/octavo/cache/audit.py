@@ -100,7 +100,7 @@ def _check_index(cache: CacheManager) -> None:
 
 
 def _check_idle(cache: CacheManager) -> None:
-    plain, pinned = list(cache.policy), list(cache.pins.idle)
+    plain, pinned = list(cache.idle.policy), list(cache.pins.idle)
     idle = {block for block in cache.blocks if not block.refs}
     if len(plain) + len(pinned) != len(idle) or {*plain, *pinned} != idle:
         _fail(f"{len(idle)} blocks have no reader, the policies hold {len(plain)} + {len(pinned)}")
@@ -108,8 +108,8 @@ def _check_idle(cache: CacheManager) -> None:
         _fail("an idle block cannot be found")
     if any(block.pinned_until for block in plain) or not all(block.pinned_until for block in pinned):
         _fail("a block waits in the wrong list for its pin")
-    if sum(block.nbytes for block in idle) != cache.bytes_idle:
-        _fail(f"{cache.bytes_idle} bytes counted as idle")
+    if sum(block.nbytes for block in idle) != cache.idle.bytes:
+        _fail(f"{cache.idle.bytes} bytes counted as idle")
     kept = sum(block.nbytes for block in cache.blocks if block.pinned_until)
     if kept != cache.pins.bytes_pinned or kept > cache.pins.budget:
         _fail(f"{kept} bytes pinned, counted {cache.pins.bytes_pinned} of {cache.pins.budget}")

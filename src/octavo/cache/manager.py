@@ -21,9 +21,10 @@ from octavo.cache.blocks import Block, BlockTable, Lease
 from octavo.cache.dropping import DropRule
 from octavo.cache.events import Event, EventLog
 from octavo.cache.hashing import Namespace
+from octavo.cache.idle import Idle
 from octavo.cache.layout import CacheLayout
 from octavo.cache.pins import Pins
-from octavo.cache.policy import POLICIES, Policy
+from octavo.cache.policy import POLICIES
 from octavo.cache.prefix import Match, PrefixIndex
 from octavo.cache.receipt import Miss, Pinned
 from octavo.errors import ConfigError
@@ -78,10 +79,9 @@ class CacheManager:
         self.clock = clock
         self.arena = Arena(bytes_total, memory, poison)
         self.index = PrefixIndex(layout, hash_bits)
-        self.policy: Policy = POLICIES[policy]()
         self.pins = Pins(max_pinned)
+        self.idle = Idle(POLICIES[policy](), self.pins, self.index)
         self.log = EventLog()
-        self.bytes_idle = 0
         self.blocks_open = 0
         self.blocks: set[Block] = set()
         self.leases: set[Lease] = set()
@@ -91,7 +91,7 @@ class CacheManager:
     @property
     def bytes_available(self) -> int:
         """Bytes that running sequences could still get: free ones and idle blocks, pinned or not."""
-        return self.arena.bytes_free + self.bytes_idle
+        return self.arena.bytes_free + self.idle.bytes
 
     def lease(
         self,
@@ -270,7 +270,7 @@ class CacheManager:
 
     def expire(self) -> None:
         """End the pins whose time is over."""
-        self.pins.expire(self.clock(), self.policy.add)
+        self.pins.expire(self.clock(), self.idle.policy.add)
 
     def reset(self) -> int:
         """Forget every published block; idle ones are freed, those in use stay with their readers. Returns
@@ -278,11 +278,10 @@ class CacheManager:
         published = [block for block in self.blocks if block.node is not None]
         for block in sorted(published, key=lambda b: -b.index):
             if not block.refs:
-                self._count_idle(block, -1)
+                self.idle.remove(block)
             self._unpublish(block, "reset")
             if not block.refs:
                 self._free(block)
-        self.policy, self.pins.idle = type(self.policy)(), type(self.pins.idle)()
         for lease in self.leases:
             lease.attached = False
         return len(published)
@@ -297,7 +296,7 @@ class CacheManager:
             bytes_total=arena.bytes_total,
             bytes_free=arena.bytes_free,
             bytes_running=arena.bytes_total - self.bytes_available,
-            bytes_cached=self.bytes_idle,
+            bytes_cached=self.idle.bytes,
             bytes_pinned=self.pins.bytes_pinned,
             blocks={"open": self.blocks_open, "sealed": sealed},
             formats={self.layout.format: len(self.blocks)} if self.blocks else {},
@@ -335,8 +334,7 @@ class CacheManager:
 
     def _take(self, block: Block, lease: Lease) -> None:
         if not block.refs:
-            self._list_of(block).remove(block)
-            self._count_idle(block, -1)
+            self.idle.remove(block)
         block.refs += 1
         block.uses += 1
         if lease.priority < block.priority:
@@ -350,15 +348,8 @@ class CacheManager:
             return
         if block.node is None:
             self._free(block)
-            return
-        self._list_of(block).add(block)
-        self._count_idle(block, +1)
-        # A parent that was dropped before its child may not be reclaimed before it.
-        parent = self.index.parent_of(block)
-        while parent is not None and not parent.refs:
-            self._list_of(parent).remove(parent)
-            self._list_of(parent).add(parent)
-            parent = self.index.parent_of(parent)
+        else:
+            self.idle.add(block)
 
     def _free_entries(self, table: BlockTable, indices: range) -> None:
         for i in indices:
@@ -366,15 +357,6 @@ class CacheManager:
             if block is not None:
                 table.replace(i, None)
                 self._let_go(block)
-
-    def _list_of(self, block: Block) -> Policy:
-        return self.pins.idle if block.pinned_until else self.policy
-
-    def _count_idle(self, block: Block, change: int) -> None:
-        self.bytes_idle += change * block.nbytes
-        parent = self.index.parent_of(block)
-        if parent is not None:
-            parent.idle_children += change
 
     def _new_block(self, g: int, i: int, lease: Lease) -> Block:
         size = self._sizes[g]
@@ -391,7 +373,7 @@ class CacheManager:
     def _compact(self, nbytes: int) -> int:
         """Slide the blocks together. Reclaims a little more than needed first, so that this stays rare."""
         reserve = self.arena.bytes_total // COMPACTION_RESERVE
-        while self.arena.bytes_free < reserve and self.bytes_idle > self.pins.bytes_pinned:
+        while self.arena.bytes_free < reserve and self.idle.bytes > self.pins.bytes_pinned:
             self._reclaim(nbytes)
         offset = self.arena.allocate(nbytes)
         if offset is not None:
@@ -407,14 +389,10 @@ class CacheManager:
         return offset
 
     def _reclaim(self, nbytes: int) -> None:
-        block, reason = self.policy.victim(nbytes), "pressure"
-        if block is None:
-            block, reason = self.pins.idle.victim(nbytes), "pressure on pins"
-        assert block is not None
+        block, reason = self.idle.victim(nbytes)
         for lease in self.leases:
             if lease.drops is not None:
                 self._cut(lease, block, reason)
-        self._count_idle(block, -1)
         self._unpublish(block, reason)
         self._free(block)
 

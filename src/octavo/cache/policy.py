@@ -33,8 +33,8 @@ class Policy(Protocol):
 class LRU:
     """Least recently used. Every operation is O(1): one linked list by priority and size class.
 
-    A parent is added after its idle children, so list order alone reclaims leaves first. Blocks of the wanted size are preferred within the lowest priority,
-    which keeps the size classes of the arena in place.
+    A parent is added after its idle children, so list order alone reclaims leaves first. Blocks of the wanted
+    size are preferred within the lowest priority, which keeps the size classes of the arena in place.
     """
 
     def __init__(self) -> None:
