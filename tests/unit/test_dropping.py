@@ -145,6 +145,27 @@ def test_a_parent_that_was_dropped_first_is_reclaimed_after_its_children(policy:
 
 
 @POLICIES
+def test_a_dropped_block_outlives_idle_blocks_that_hang_on_one_in_use(policy: str) -> None:
+    cache, tokens = manager(blocks=16, policy=policy), words(1, 40)
+    longer = grow(cache, cache.lease(SPACE, drops=DropRule(4, 20, B)), tokens[:28])
+    shorter = grow(cache, cache.lease(SPACE, drops=RULE), tokens[:20])
+    assert held(longer) == [0, 3, 4, 5, 6]
+    assert held(shorter) == [0, 3, 4]
+    forks = [cache.fork(longer) for _ in range(3)]
+    for lease in (longer, *forks):
+        cache.release(lease)
+        cache.check()
+    other = cache.lease(SPACE)
+    cache.match(other, words(2, 60))
+    left = []
+    for stop in range(9 * B, 14 * B, B):
+        assert cache.extend(other, stop)
+        left.append(found(cache, tokens))
+        cache.check()
+    assert left == [6, 5, 4, 2, 1]
+
+
+@POLICIES
 def test_a_dropped_block_that_is_read_again_is_no_longer_first_in_line(policy: str) -> None:
     cache, tokens = manager(blocks=12, policy=policy), words(1, 40)
     lease = grow(cache, cache.lease(SPACE, drops=RULE), tokens[:24])

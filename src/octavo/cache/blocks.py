@@ -26,7 +26,7 @@ class Block:
 
     `priority` is that of its most important user so far, so a parent is never less important than its child.
     `exact` says that everything it was computed from was exact. `pinned_until` is a clock time, 0 when
-    unpinned. `uses` counts the leases that ever held it; `rank` belongs to the eviction policy.
+    unpinned. `uses` counts the leases that ever held it and its parent; `rank` belongs to the eviction policy.
     """
 
     __slots__ = (

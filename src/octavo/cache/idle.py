@@ -21,11 +21,14 @@ class Idle:
         """`block` has no reader any more."""
         self._list_of(block).add(block)
         self._count(block, +1)
-        # A parent that was dropped before its child may not be reclaimed before it.
+
+    def renew(self, block: Block) -> None:
+        """Idle ancestors of `block` go after it and what is found through it: they were dropped before."""
         parent = self._index.parent_of(block)
-        while parent is not None and not parent.refs:
-            self._list_of(parent).remove(parent)
-            self._list_of(parent).add(parent)
+        while parent is not None:
+            if not parent.refs:
+                self._list_of(parent).remove(parent)
+                self._list_of(parent).add(parent)
             parent = self._index.parent_of(parent)
 
     def remove(self, block: Block) -> None:

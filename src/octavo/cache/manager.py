@@ -221,7 +221,7 @@ class CacheManager:
             for block in table.blocks[:start]:
                 if block is not None:
                     block.refs += 1
-                    block.uses += 1
+                    block.uses += not lease.gone  # never more than the parent's
                 copy.append(block)
             for i in range(start, len(table.blocks)):
                 twin = self._new_block(g, i, child)
@@ -235,10 +235,13 @@ class CacheManager:
     def release(self, lease: Lease) -> None:
         """Take all blocks of `lease` back, tails first. Published ones stay findable until they are
         reclaimed."""
+        behind_gap = lease.gone.stop if lease.gone else None
         for table in lease.tables:
-            for block in reversed(table.blocks):
+            for i, block in reversed(list(enumerate(table.blocks))):
                 if block is not None:
                     self._let_go(block)
+                    if i == behind_gap:
+                        self.idle.renew(block)
         lease.clear()
         self.leases.discard(lease)
 
@@ -357,6 +360,7 @@ class CacheManager:
             if block is not None:
                 table.replace(i, None)
                 self._let_go(block)
+                self.idle.renew(block)
 
     def _new_block(self, g: int, i: int, lease: Lease) -> Block:
         size = self._sizes[g]

@@ -18,8 +18,7 @@ class Policy(Protocol):
     """Holds the idle blocks: sealed, indexed, held by no lease."""
 
     def add(self, block: Block) -> None:
-        """`block` became idle. Idle children come before their parents: one that was idle before its child is
-        removed and added again."""
+        """`block` became idle, or is added again after blocks that are found through it."""
 
     def remove(self, block: Block) -> None:
         """`block` is used again."""
