@@ -24,6 +24,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 DTYPES = ("auto", "bfloat16", "float32")
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
+CACHE_POLICIES = ("lru", "cost")
 SPAN = 256
 
 # The contract's names first, torch's names as synonyms.
@@ -36,7 +37,7 @@ KV_CACHE_DTYPES = {
 }
 
 
-def _parse_size(value: int | str, units: dict[str, int], param: str, example: str) -> int:
+def _parse_size(value: int | str, units: dict[str, int], param: str, example: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ConfigError(f"{param}={value!r} is not a size; write e.g. {example}", param=param)
     if isinstance(value, int):
@@ -52,14 +53,14 @@ def _parse_size(value: int | str, units: dict[str, int], param: str, example: st
         amount = math.floor(exact)
         if amount != exact:
             raise ConfigError(f"{param}={value!r} is not a whole number", param=param)
-    if amount <= 0:
-        raise ConfigError(f"{param}={value!r} must be greater than 0; write e.g. {example}", param=param)
+    if amount < least:
+        raise ConfigError(f"{param}={value!r} must be at least {least}; write e.g. {example}", param=param)
     return amount
 
 
-def parse_bytes(value: int | str, param: str = "size") -> int:
-    """Bytes from an int or `"256MiB"` (`B`, `KiB`, `MiB`, `GiB`, `TiB`). Raises `ConfigError`."""
-    return _parse_size(value, _BYTE_UNITS, param, '"256MiB"')
+def parse_bytes(value: int | str, param: str = "size", least: int = 1) -> int:
+    """Bytes from an int or `"256MiB"` (`B`, `KiB`, `MiB`, `GiB`, `TiB`). Raises `ConfigError`, below `least` too."""
+    return _parse_size(value, _BYTE_UNITS, param, '"256MiB"', least)
 
 
 def parse_tokens(value: int | str, param: str = "tokens") -> int:
@@ -82,6 +83,9 @@ class EngineConfig:
     """What an engine is started with. Sizes are already bytes and tokens.
 
     Raises `ConfigError` on an impossible value. `kv_cache_memory=None` means half of the free memory after loading.
+    `max_pinned` is the most bytes that `cache_ttl` keeps; None means a quarter of the cache, so that pins leave most
+    of it to what is used now, and 0 refuses every pin.
+    `cache_policy` says which cached block goes first: the least recently used, or the one that saves least.
     """
 
     model: str
@@ -98,10 +102,13 @@ class EngineConfig:
     tenant: str = ""
     chat_template: str | None = None
     max_waiting: int | None = None
+    max_pinned: int | None = None
+    cache_policy: str = "lru"
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
+        _one_of("cache_policy", self.cache_policy, CACHE_POLICIES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_CACHE_DTYPES))
         for name in (
             "kv_cache_memory",
@@ -118,10 +125,10 @@ class EngineConfig:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1", param=name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed={self.seed!r} must be a whole number from 0 to 2^64 - 1", param="seed")
-        if self.max_waiting is not None and (not isinstance(self.max_waiting, int) or self.max_waiting < 0):
-            raise ConfigError(
-                f"max_waiting={self.max_waiting!r} must be a whole number of at least 0", param="max_waiting"
-            )
+        for name in ("max_waiting", "max_pinned"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least 0", param=name)
 
     @classmethod
     def create(cls, model: str, **options: Any) -> EngineConfig:
@@ -132,6 +139,8 @@ class EngineConfig:
                 raise ConfigError(f"unknown option {name!r}; known: {', '.join(sorted(known))}", param=name)
         if options.get("kv_cache_memory") is not None:
             options["kv_cache_memory"] = parse_bytes(options["kv_cache_memory"], "kv_cache_memory")
+        if options.get("max_pinned") is not None:
+            options["max_pinned"] = parse_bytes(options["max_pinned"], "max_pinned", least=0)
         for name in ("max_model_len", "max_num_batched_tokens"):
             if options.get(name) is not None:
                 options[name] = parse_tokens(options[name], name)

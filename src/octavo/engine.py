@@ -132,6 +132,8 @@ class Engine:
             self.layout,
             budget,
             enable_prefix_caching=config.enable_prefix_caching,
+            policy=config.cache_policy,
+            max_pinned=budget // 4 if config.max_pinned is None else config.max_pinned,
             memory=self._memory,
             poison=Environment.read().poison if poison is None else poison,
         )

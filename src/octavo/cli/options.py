@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from octavo.config import BLOCK_SIZES, DTYPES, KV_CACHE_DTYPES, EngineConfig
+from octavo.config import BLOCK_SIZES, CACHE_POLICIES, DTYPES, KV_CACHE_DTYPES, EngineConfig
 from octavo.params import SamplingParams
 
 
@@ -58,6 +58,8 @@ ENGINE = (
     Flag("max_num_seqs", int, "Sequences that run at a time."),
     Flag("max_num_batched_tokens", str, "Tokens computed per step.", metavar="TOKENS"),
     Flag("enable_prefix_caching", bool, "Reuse what was computed for the same prefix."),
+    Flag("cache_policy", str, f"Which cached block goes first: {', '.join(CACHE_POLICIES)}."),
+    Flag("max_pinned", str, "Cache that requests may pin, e.g. 64MiB.", "a quarter of the cache", "SIZE"),
     Flag("num_threads", int, "Threads that compute.", "the processors there are"),
     Flag("chat_template", str, "A template, or the file of one.", "the model's own", "TEXT|FILE"),
     Flag("tenant", str, "Blocks are shared within one tenant only."),
