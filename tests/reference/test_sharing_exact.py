@@ -95,7 +95,8 @@ def test_preempted_three_times_each(
     """In a pool of 24 blocks against a large one. Few prompts take three steps, so more before the first token."""
     asked = requests()
     if moment == "before the first token":
-        asked = [(tokens(len(prompt) + 15, i), params) for i, (prompt, params) in enumerate(asked[:-3])]
+        longest = POOL * B - NEW - 1
+        asked = [(tokens(min(len(p) + 15, longest), i), params) for i, (p, params) in enumerate(asked)]
     expected = hear(single_of(kind, dtype=dtype, enable_prefix_caching=False), asked)
     engine = single_of(kind, poison=True, **narrow(kind, dtype))
     preempting = Preempting(engine, MOMENTS[moment])
@@ -136,7 +137,7 @@ def test_preempted_at_every_step_there_is(caching: bool, single_of: Callable[...
 
     heard, [receipt] = serve(engine, [asked], Preempting(engine, new_length, times=1000))
     assert heard == expected
-    assert receipt.preemptions >= NEW
+    assert receipt.preemptions >= NEW - 1
     assert (receipt.recomputed_tokens > NEW * len(asked[0])) == (not caching)
 
 

@@ -27,7 +27,7 @@ from octavo.model.batch import Piece
 
 TILES = (None, 16, 1)
 _LENGTH = 45
-_CHUNKS = ((45,), (1,) * 45, (2, 3, 5, 7, 4, 6, 1, 17), (16, 16, 13), (33, 12))
+_CHUNKS = ((45,), (1,) * 45, (2, 3, 5, 7, 4, 6, 1, 17), (16, 16, 13), (33, 11, 1))
 _COMPANY = (0, 1, 19)
 
 
@@ -87,15 +87,20 @@ def _answers(
     model: Computes, ids: list[list[int]], tables: list[tuple[array[int], ...]], max_rows: int
 ) -> Iterator[Tensor]:
     for company, chunks in [*product(_COMPANY, _CHUNKS), (max_rows - _LENGTH, _CHUNKS[0])]:
-        if company < 0 or max(chunks) + company > max_rows:
+        if not 0 <= company < max_rows:
             continue
         parts, start = [], 0
-        for size in chunks:
+        for size in _cut(chunks, max_rows - company):
             pieces = [Piece(ids[1][:company], 0, tables[1])] if company else []
             pieces.append(Piece(ids[0][start : start + size], start, tables[0]))
             parts.append(model.forward(pieces, list(range(company, company + size))))
             start += size
         yield torch.cat(parts)
+
+
+def _cut(chunks: tuple[int, ...], most: int) -> list[int]:
+    """`chunks` with every one above `most` in parts: a narrow engine is asked about every width it has."""
+    return [min(most, size - first) for size in chunks for first in range(0, size, most)]
 
 
 class VerdictStore:
