@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import core
+from benchmarks import core, sharing
 from benchmarks.data import AZURE_TRACE
 from benchmarks.measure import Line, markdown_rows, result_table
 from benchmarks.peers import Job, PeerResults, run_peers
@@ -90,6 +90,36 @@ def _peers(model: str, on: Subjects, sizes: core.Sizes, directory: Path | None) 
     return run_peers(Job(gguf, on.engine.num_threads, sizes.decode, sizes.batch_new, rounds), directory)
 
 
+def run_sharing(
+    model: str,
+    dtype: str,
+    sizes: sharing.Sizes,
+    only: list[str],
+    peers: Path | None,
+    limits: MachineLimits,
+) -> list[Line]:
+    """The lines of the sharing suite, in order; those named in `only`, if any are."""
+    unknown = set(only) - set(sharing.LINES)
+    if unknown:
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: known are {', '.join(sharing.LINES)}", param_hint="--only"
+        )
+    apart = Subjects.load(model, dtype, limits)
+    found = PeerResults()
+    if model in ALIASES and (not only or "cold_prefix" in only):
+        gguf = pull(model, Environment.read().home, _say)
+        rounds = [{"shared": sharing.shared_batch(apart, sizes)} for _ in range(sizes.repeats + 1)]
+        job = Job(gguf, apart.engine.num_threads, 0, sizes.new, rounds)
+        found = run_peers(job, peers, ["OpenVINO GenAI"])
+    on = sharing.Sharing.of(apart)
+    lines = []
+    for name, measure in sharing.LINES.items():
+        if not only or name in only:
+            _say(f"{name} ...")
+            lines += measure(on, sizes, found)
+    return lines
+
+
 def run_cache(
     model: str, limits: MachineLimits, prompt_tokens: int = 256, new_tokens: int = 512
 ) -> list[Line]:
@@ -163,6 +193,26 @@ def core_suite(
     _finish({"core": lines}, limits, markdown, {"model": model, "dtype": dtype, "quick": quick})
 
 
+@app.command(name="sharing")
+def sharing_suite(
+    model: Model = "smollm2",
+    dtype: Dtype = "bfloat16",
+    threads: Threads = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(sharing.LINES)}; may be repeated.")
+    ] = None,
+    quick: Quick = False,
+    markdown: Markdown = False,
+    peers: PeerDirectory = None,
+) -> None:
+    """What a prefix costs that somebody has computed before. Takes 3 GiB for its caches."""
+    native.set_num_threads(threads or native.DEFAULT_THREADS)
+    limits = measure_limits()
+    sizes = sharing.QUICK if quick else sharing.Sizes()
+    lines = run_sharing(model, dtype, sizes, only or [], peers, limits)
+    _finish({"sharing": lines}, limits, markdown, {"model": model, "dtype": dtype, "quick": quick})
+
+
 @app.command(name="cache")
 def cache_suite(model: Model = "smollm2", threads: Threads = None, markdown: Markdown = False) -> None:
     """One generation with and without a cache; takes minutes. `octavo bench cache` tells more."""
@@ -193,6 +243,7 @@ def all_suites(
     limits = measure_limits()
     suites = {
         "core": run_core(model, dtype, core.Sizes(), [], peers, limits),
+        "sharing": run_sharing(model, dtype, sharing.Sizes(), [], peers, limits),
         "waste": run_waste(),
         "cache": run_cache(model, limits),
     }

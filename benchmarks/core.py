@@ -161,22 +161,34 @@ def attention(on: Subjects, sizes: Sizes, peers: PeerResults) -> list[Line]:
     ]
 
 
-def attention_pass(on: Subjects, sequences: int, context: int) -> tuple[Callable[[], None], int]:
+def attention_pass(
+    on: Subjects, sequences: int, context: int, *, shared: bool = False
+) -> tuple[Callable[[], None], int]:
     """One attention call per layer over `sequences` sequences of `context` positions, and the bytes of K and V that
-    these calls must read. The cache is the model's own layout in a buffer of its own."""
+    these calls must read. The cache is the model's own layout in a buffer of its own; with `shared` all sequences are
+    one prefix of `context` positions and a block of their own after it."""
     layout, spec, dtype = on.engine.layout, on.engine.loaded.spec, on.engine.loaded.torch_dtype
     blocks = layout.num_blocks(context)
-    arena = HugeBuffer(sequences * blocks * sum(layout.block_sizes_bytes))
+    sets = 1 if shared else sequences
+    arena = HugeBuffer((sets * blocks + sequences) * sum(layout.block_sizes_bytes))
     limits.fill(arena, 0x3C)  # small numbers in bf16 and float32
     free = count(0)
     pieces = []
     offset = 0
-    for _ in range(sequences):
-        tables = []
-        for size in layout.block_sizes_bytes:
-            tables.append(array("q", [offset + i * size for i in range(blocks)]))
-            offset += blocks * size
-        pieces.append(Piece([next(free) % spec.vocab_size], context - 1, tuple(tables)))
+    tables: list[array[int]] = []
+    for number in range(sequences):
+        if number < sets:
+            tables = []
+            for size in layout.block_sizes_bytes:
+                tables.append(array("q", [offset + i * size for i in range(blocks)]))
+                offset += blocks * size
+        own = tables
+        if shared:
+            own = []
+            for table, size in zip(tables, layout.block_sizes_bytes, strict=True):
+                own.append(array("q", [*table, offset]))
+                offset += size
+        pieces.append(Piece([next(free) % spec.vocab_size], context - 1 + shared, tuple(own)))
     step = make_batch(pieces, layout)
     calls = []
     for i, layer in enumerate(spec.layers):
@@ -190,7 +202,7 @@ def attention_pass(on: Subjects, sequences: int, context: int) -> tuple[Callable
         for call in calls:
             call()
 
-    return run, sequences * on.work.cache_bytes(context - 1, context)
+    return run, sets * on.work.cache_bytes(context - 1, context)
 
 
 def overhead(on: Subjects, sizes: Sizes, peers: PeerResults) -> list[Line]:

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,12 @@ class PeerResults:
         return found
 
 
-def run_peers(job: Job, directory: Path | None, timeout_s: float = 3600) -> PeerResults:
-    """Run all scripts, one after the other. `directory` is where `pip install --target` put engines, if not in this
-    environment; its `bin` is searched too. An engine that fails says so on stderr and has no figures."""
-    return PeerResults({name: _run(name, job, directory, timeout_s) for name in SCRIPTS})
+def run_peers(
+    job: Job, directory: Path | None, engines: Iterable[str] = SCRIPTS, timeout_s: float = 3600
+) -> PeerResults:
+    """Run the scripts of `engines`, one after the other. `directory` is where `pip install --target` put them, if not
+    in this environment; its `bin` is searched too. An engine that fails says so on stderr and has no figures."""
+    return PeerResults({name: _run(name, job, directory, timeout_s) for name in engines})
 
 
 def _run(name: str, job: Job, directory: Path | None, timeout_s: float) -> dict[str, float] | None:

@@ -16,21 +16,28 @@ def main() -> None:
     import openvino_genai as genai
 
     job = read_job()
-    scheduler = genai.SchedulerConfig()
-    scheduler.enable_prefix_caching = False
-    scheduler.cache_size = 1
     options = {"INFERENCE_NUM_THREADS": job["threads"]}
-    pipe = genai.ContinuousBatchingPipeline(job["gguf"], scheduler, "CPU", options)
+
+    def pipeline(prefix_caching: bool) -> Any:
+        scheduler = genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = prefix_caching
+        scheduler.cache_size = 1
+        return genai.ContinuousBatchingPipeline(job["gguf"], scheduler, "CPU", options)
+
+    apart = pipeline(False)
+    sharing = pipeline(True) if "shared" in job["rounds"][0] else None
     config = genai.GenerationConfig()
     config.ignore_eos = True
     config.do_sample = False
 
-    def generate(prompts: list[list[int]], new_tokens: int) -> float:
+    def generate(prompts: list[list[int]], new_tokens: int, pipe: Any = apart) -> float:
         config.max_new_tokens = new_tokens
         tensors = [ov.Tensor(np.array([ids], dtype=np.int64)) for ids in prompts]
         return timed(lambda: pipe.generate(tensors, [config] * len(tensors)))
 
     def one_round(prompts: dict[str, Any]) -> dict[str, float]:
+        if sharing is not None:
+            return {"shared": generate(prompts["shared"], job["batch_new"], sharing)}
         first = generate([prompts["prompt"]], 1)
         whole = generate([prompts["prompt_again"]], job["decode"] + 1)
         return {
