@@ -222,16 +222,9 @@ def test_a_more_important_request_takes_the_blocks_of_running_ones(single_of: Ca
     assert len(common.output().outputs[0].token_ids) == 80
 
 
-def pinning(engine: Engine, blocks: int) -> Clock:
-    """Lets an engine pin `blocks` blocks, and stops its clock."""
-    engine.cache.pins.budget = blocks * engine.layout.block_bytes(0)
-    engine.cache.clock = clock = Clock()
-    return clock
-
-
 def test_a_pin_keeps_blocks_until_its_time_is_over(single_of: Callable[..., Engine]) -> None:
-    engine = single_of("llama", block_size=B, kv_cache_memory=pool(24, B))
-    clock = pinning(engine, 12)
+    engine = single_of("llama", block_size=B, kv_cache_memory=pool(24, B), max_pinned=pool(12, B))
+    engine.cache.clock = clock = Clock()
     pinned = receipt_of(engine, PROMPT, cache_ttl=60.0)
     size = 10 * engine.layout.block_bytes(0)
     assert pinned.to_dict()["pinned"] == {"ttl_s": 60.0, "blocks": 10, "bytes": size, "refused": None}
@@ -249,8 +242,8 @@ def test_a_pin_keeps_blocks_until_its_time_is_over(single_of: Callable[..., Engi
     assert told == [("pinned", "cache_ttl", 10 * B)]
 
 
-def test_a_pin_over_budget_is_refused_in_the_receipt(engine: Engine) -> None:
-    pinning(engine, 12)
+def test_a_pin_over_budget_is_refused_in_the_receipt(single_of: Callable[..., Engine]) -> None:
+    engine = single_of("llama", block_size=B, max_pinned=pool(12, B))
     block = engine.layout.block_bytes(0)
     assert receipt_of(engine, PROMPT, cache_ttl=60.0).to_dict()["pinned"]["refused"] is None
     # The same blocks again cost nothing more; another ten do not fit.
@@ -269,8 +262,9 @@ def test_a_pin_over_budget_is_refused_in_the_receipt(engine: Engine) -> None:
     ]
 
 
-def test_without_a_budget_every_pin_is_refused(engine: Engine, single_of: Callable[..., Engine]) -> None:
-    refused = receipt_of(engine, PROMPT, cache_ttl=1.0).to_dict()["pinned"]["refused"]
+def test_without_a_budget_every_pin_is_refused(single_of: Callable[..., Engine]) -> None:
+    none = single_of("llama", block_size=B, max_pinned=0)
+    refused = receipt_of(none, PROMPT, cache_ttl=1.0).to_dict()["pinned"]["refused"]
     assert refused.startswith("over max_pinned=0 bytes")
     off = single_of("llama", enable_prefix_caching=False)
     assert (
@@ -278,9 +272,15 @@ def test_without_a_budget_every_pin_is_refused(engine: Engine, single_of: Callab
     )
 
 
+def test_by_default_a_quarter_of_the_cache_can_be_pinned(single_of: Callable[..., Engine]) -> None:
+    for blocks, refused in ((40, False), (39, True)):
+        engine = single_of("llama", block_size=B, kv_cache_memory=pool(blocks, B))
+        pinned = receipt_of(engine, PROMPT, cache_ttl=1.0).to_dict()["pinned"]
+        assert (pinned["refused"] is not None) == refused
+
+
 def test_pins_never_shorten_an_answer(single_of: Callable[..., Engine]) -> None:
-    engine = single_of("llama", block_size=B, kv_cache_memory=pool(24, B))
-    pinning(engine, 24)
+    engine = single_of("llama", block_size=B, kv_cache_memory=pool(24, B), max_pinned=pool(24, B))
     receipt_of(engine, PROMPT, cache_ttl=3600.0)
     [heard], [receipt] = serve(engine, [(tokens(9, 2), greedy(1000))])
     assert len(heard.answers[0].token_ids) == 24 * B - 9
