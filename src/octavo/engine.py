@@ -13,6 +13,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from octavo.cache.layout import CacheLayout
 from octavo.cache.manager import CacheManager
 from octavo.config import KV_CACHE_DTYPES, EngineConfig, Environment, format_bytes
 from octavo.detokenize import find_fallback_byte
-from octavo.errors import ConfigError, InvalidRequest, OctavoError
+from octavo.errors import ConfigError, InvalidRequest, OctavoError, show
 from octavo.kernels import native
 from octavo.memory import ArenaMemory, available_bytes
 from octavo.model import attention
@@ -42,6 +43,7 @@ from octavo.turns import Turns
 logger = logging.getLogger("octavo")
 
 Prompt = str | Sequence[int]
+BYTES = (bytes, bytearray, memoryview)  # text that was not decoded, although sequences of ints
 _NO_LIMIT = 131_072  # context of a model whose configuration names none
 _MAX_POSITIONS = 1 << 24  # the angles of a rotation are computed from float32 positions
 
@@ -68,6 +70,7 @@ class LiveRequest:
         self.prompt = prompt
         self.params = params
         self.answers: list[Answer] = []
+        self.bad_words: tuple[tuple[int, ...], ...] = ()
         self.error: OctavoError | None = None
         self.prompt_logprobs: PromptLogprobs | None = (
             None if params.prompt_logprobs is None else [None] * len(request.prompt_token_ids)
@@ -154,8 +157,8 @@ class Engine:
             )
         # K and V follow from the weights and from the type they are computed in.
         self._model_key = f"{self.loaded.digest}:{self.layout.format}"
-        self._eos = frozenset(self.tokenizer.eos_token_ids)
-        self._sampler = Sampler(self.tokenizer.eos_token_ids)
+        self._eos = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.loaded.spec.vocab_size)
+        self._sampler = Sampler(sorted(self._eos))
         backend = None if self.tokenizer.hf is None else self.tokenizer.hf.backend_tokenizer
         self._decoder = None if backend is None else self.tokenizer
         self._fallback_byte = None if backend is None else find_fallback_byte(backend)
@@ -220,8 +223,11 @@ class Engine:
             )
         vocab_size = self.loaded.spec.vocab_size
         params.check_vocabulary(vocab_size)
-        if params.stop and self._decoder is None:
-            raise InvalidRequest("stop needs a tokenizer, which this model does not have", param="stop")
+        for field in ("stop", "bad_words"):
+            if getattr(params, field) and self._decoder is None:
+                raise InvalidRequest(
+                    f"{field} needs a tokenizer, which this model does not have; leave it out", param=field
+                )
         token_ids = self._encode(prompt, vocab_size)
         arrival = self._arrivals
         self._arrivals += 1
@@ -240,7 +246,10 @@ class Engine:
             params=params,
         )
         self.scheduler.check(request)
-        return LiveRequest(request, prompt if isinstance(prompt, str) else None, params)
+        live = LiveRequest(request, prompt if isinstance(prompt, str) else None, params)
+        words = bad_word_ids(params.bad_words, lambda text: self.tokenizer.encode(text, False))
+        live.bad_words = tuple(word for word in words if max(word) < vocab_size)  # others cannot come
+        return live
 
     def _drop_rule(self, params: SamplingParams, prompt_len: int) -> DropRule | None:
         if params.context_policy is None:
@@ -286,6 +295,8 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan.chunks:
             return []
+        if self.num_threads > 1:
+            native.check_pool()
         if native.num_threads() != self.num_threads:  # another engine of this process ran in between
             native.set_num_threads(self.num_threads)
         try:
@@ -348,18 +359,16 @@ class Engine:
 
     def _choices(self, live: LiveRequest, chunk: Chunk) -> list[Choice]:
         """The sampling state of a chunk's sequence; at the end of a prompt that of all its answers to be."""
-        if live.answers:
-            return [live.answers[chunk.sequence.index].choice]
         request, params = live.request, live.params
-        words: tuple[tuple[int, ...], ...] = ()
-        if params.bad_words:
-            words = bad_word_ids(params.bad_words, lambda text: self.tokenizer.encode(text, False))
-        assert request.seed is not None
         prompt_len = len(request.prompt_token_ids)
+        if len(chunk.sequence.token_ids) > prompt_len:
+            return [live.answers[chunk.sequence.index].choice]
+        assert request.seed is not None
+        live.answers.clear()  # a step that failed may have got this far before
         for index in range(request.n):
             # Answer 0 reads the sequence's own list; the others get theirs when the sequence is forked.
             token_ids = chunk.sequence.token_ids if index == 0 else list(chunk.sequence.token_ids)
-            choice = Choice(params, token_ids, prompt_len, request.seed, index, words)
+            choice = Choice(params, token_ids, prompt_len, request.seed, index, live.bad_words)
             live.answers.append(self._answer(choice, self.scheduler.limit_of(request)))
         return [answer.choice for answer in live.answers]
 
@@ -424,18 +433,25 @@ class Engine:
 
     def _encode(self, prompt: Prompt, vocab_size: int) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            token_ids = self.tokenizer.encode(prompt)
+            if token_ids and max(token_ids) >= vocab_size:
+                raise InvalidRequest(
+                    f"the tokenizer makes token id {max(token_ids)} of this text, and the model knows ids from 0 to "
+                    f"{vocab_size - 1}; use the tokenizer that the model was made with",
+                    param="prompt",
+                )
+            return token_ids
+        if isinstance(prompt, BYTES) or not isinstance(prompt, Sequence):
             raise InvalidRequest(
                 f"prompt is a {type(prompt).__name__}; give a string or a list of token ids", param="prompt"
             )
-        token_ids: list[int] = []
+        token_ids = []
         for at, token in enumerate(prompt):
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
                 raise InvalidRequest(
-                    f"prompt[{at}]={token!r} is not a token id from 0 to {vocab_size - 1}", param="prompt"
+                    f"prompt[{at}]={show(token)} is not a token id from 0 to {vocab_size - 1}", param="prompt"
                 )
-            token_ids.append(token)
+            token_ids.append(int(token))
         return token_ids
 
     def turns(self) -> Turns:

@@ -17,6 +17,15 @@ A message names the field, the value, the limit and the smallest change that wou
 from __future__ import annotations
 
 
+def show(value: object) -> str:
+    """`value` for a message: its `repr`, cut to a readable length."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        text = "<a number too long to print>"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 class OctavoError(Exception):
     """Base class. `status` is the HTTP status, `code` the machine-readable name, `param` the field at fault."""
 

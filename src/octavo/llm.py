@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from octavo.cache.events import Event
 from octavo.config import EngineConfig
-from octavo.engine import Engine, EngineStats, LiveRequest, Prompt
-from octavo.errors import InvalidRequest, OctavoError
+from octavo.engine import BYTES, Engine, EngineStats, LiveRequest, Prompt
+from octavo.errors import InvalidRequest, OctavoError, show
+from octavo.interrupt import interruptible, uninterrupted
 from octavo.outputs import RequestOutput
 from octavo.params import SamplingParams
 
@@ -26,7 +29,7 @@ class LLM:
     `ModelNotFound` or `ModelRefused`. A context manager; calls from several threads take turns.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
         self._engine: Engine | None = Engine(EngineConfig.create(model, **options))
         self._turns = self._engine.turns()
         self._turn = threading.Lock()
@@ -58,7 +61,7 @@ class LLM:
         shows progress (default: on a terminal). Ctrl-C frees all blocks.
         """
         batch = _as_prompts(prompts)
-        each = _one_each(params or SamplingParams(), len(batch))
+        each = _one_each(SamplingParams() if params is None else params, len(batch))
         with self._turn:
             engine = self.engine
             lives = []
@@ -79,10 +82,16 @@ class LLM:
         Without `params` an answer may take the rest of the context. Answers that come back in a later turn keep the
         token ids they were generated with, so that their blocks are found in the cache.
         """
+        given: object = messages
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise InvalidRequest(
+                f"messages is a {type(messages).__name__}; give a list of messages, or a list of conversations",
+                param="messages",
+            )
         many = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if many else [messages]
         texts = [self.engine.tokenizer.render_chat(conversation) for conversation in conversations]
-        each = _one_each(params or SamplingParams(max_tokens=None), len(texts))
+        each = _one_each(SamplingParams(max_tokens=None) if params is None else params, len(texts))
         prompts = [self._turns.encode(text, own.cache_salt) for text, own in zip(texts, each, strict=True)]
         outputs = self.generate(prompts, each, use_tqdm=use_tqdm)
         for text, own, output in zip(texts, each, outputs, strict=True):
@@ -92,16 +101,18 @@ class LLM:
 
     def _run(self, engine: Engine, lives: list[LiveRequest], progress: bool) -> list[RequestOutput]:
         try:
-            for live in lives:
-                engine.submit(live)
+            with uninterrupted():
+                for live in lives:
+                    engine.submit(live)
             with Progress(len(lives), progress) as bar:
                 while engine.has_work:
-                    for live in engine.step():
-                        if live.finished:
-                            bar.advance(live)
+                    with uninterrupted() as pressed:
+                        while engine.has_work and not pressed.is_set():
+                            bar.advance(engine.step())
         except BaseException:
-            for live in lives:
-                engine.abort(live.request.request_id)
+            with interruptible():
+                for live in lives:
+                    engine.abort(live.request.request_id)
             raise
         for live in lives:
             if live.error is not None:
@@ -144,13 +155,14 @@ class Progress:
 
             self._bar = tqdm(total=total, desc="Requests", unit="req", dynamic_ncols=True)
 
-    def advance(self, live: LiveRequest) -> None:
-        """One request is done."""
-        if self._bar is not None:
-            self._tokens += live.request.receipt.completion_tokens
+    def advance(self, touched: Sequence[LiveRequest]) -> None:
+        """A step has `touched` these requests."""
+        done = [live for live in touched if live.finished]
+        if self._bar is not None and done:
+            self._tokens += sum(live.request.receipt.completion_tokens for live in done)
             rate = self._tokens / max(self._bar.format_dict["elapsed"], 1e-9)
             self._bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
-            self._bar.update()
+            self._bar.update(len(done))
 
     def __enter__(self) -> Self:
         return self
@@ -163,12 +175,12 @@ class Progress:
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, BYTES) or not isinstance(prompts, Sequence):
         raise InvalidRequest(
             f"prompts is a {type(prompts).__name__}; give a string, a list of token ids, or a list of these",
             param="prompts",
         )
-    if prompts and all(isinstance(p, int) for p in prompts):
+    if prompts and all(isinstance(p, Integral) for p in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -178,7 +190,7 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> 
         return [params] * count
     if not isinstance(params, Sequence) or len(params) != count:
         raise InvalidRequest(
-            f"params must be one SamplingParams or a list of {count}, one per prompt; got {params!r}",
+            f"params must be one SamplingParams or a list of {count}, one per prompt; got {show(params)}",
             param="params",
         )
     return list(params)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import NoReturn
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, show
 
 MAX_CHOICES = 1024
 
@@ -113,7 +113,7 @@ class SamplingParams:
             for token in getattr(self, name) or ():
                 if token >= vocab_size:
                     raise InvalidRequest(
-                        f"{name} holds token id {_show(token)}, which is outside the vocabulary; "
+                        f"{name} holds token id {show(token)}, which is outside the vocabulary; "
                         f"ids from 0 to {vocab_size - 1} work",
                         param=name,
                     )
@@ -123,16 +123,8 @@ class SamplingParams:
                 _refuse(name, value, f"at most the vocabulary size {vocab_size}", vocab_size)
 
 
-def _show(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an int of more digits than Python prints
-        text = "<a number too long to print>"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _refuse(name: str, value: object, rule: str, works: object) -> NoReturn:
-    raise InvalidRequest(f"{name}={_show(value)} must be {rule}; {name}={works!r} works", param=name)
+    raise InvalidRequest(f"{name}={show(value)} must be {rule}; {name}={works!r} works", param=name)
 
 
 Check = Callable[[str, object], object]
@@ -229,7 +221,7 @@ def _token_ids(name: str, value: object) -> tuple[int, ...]:
         _refuse(name, value, "a list of token ids", [])
     for token in value:
         if not _is_token_id(token):
-            _refuse(name, value, f"a list of token ids of at least 0, and {_show(token)} is none", [])
+            _refuse(name, value, f"a list of token ids of at least 0, and {show(token)} is none", [])
     return tuple(sorted({int(token) for token in value}))
 
 
@@ -254,11 +246,11 @@ def _logit_bias(name: str, value: object) -> dict[int, float] | None:
     number = _real(-100, 100)
     for token, bias in value.items():
         if not _is_token_id(token):
-            _refuse(name, value, f"keyed by token ids of at least 0, and {_show(token)} is none", None)
+            _refuse(name, value, f"keyed by token ids of at least 0, and {show(token)} is none", None)
         try:
             number(name, bias)
         except InvalidRequest:
-            _refuse(name, value, f"of numbers from -100 to 100, and that of {token} is {_show(bias)}", None)
+            _refuse(name, value, f"of numbers from -100 to 100, and that of {token} is {show(bias)}", None)
     return {int(token): float(bias) for token, bias in value.items()}
 
 
@@ -285,7 +277,8 @@ _CHECKS: dict[str, Check] = {
     "ignore_eos": _flag,
     "bad_words": _strings,
     "allowed_token_ids": _allowed_token_ids,
-    "repetition_penalty": _real(0, above=True),
+    # Beyond these bounds a penalised logit would no longer be a float32.
+    "repetition_penalty": _real(1e-9, 1e9),
     "presence_penalty": _real(-2, 2),
     "frequency_penalty": _real(-2, 2),
     "logit_bias": _logit_bias,

@@ -234,13 +234,14 @@ def bad_word_ids(
     """The token sequences that must not be completed. `encode` adds no special tokens.
 
     As in vLLM each word is taken as it begins a text and, where that has as many tokens and another first
-    one, as it follows a space.
+    one, as it follows a space. A word that makes no token cannot be completed.
     """
     sequences: list[tuple[int, ...]] = []
     for word in bad_words:
         plain = tuple(encode(word.lstrip()))
         spaced = tuple(encode(" " + word.lstrip()))
-        sequences.append(plain)
-        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+        if plain:
+            sequences.append(plain)
+        if plain and len(spaced) == len(plain) and spaced[0] != plain[0]:
             sequences.append(spaced)
     return tuple(sequences)

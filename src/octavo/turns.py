@@ -8,6 +8,7 @@ goes on with a special token (where tokenisation starts afresh), begins with tho
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
@@ -28,27 +29,34 @@ class Codec(Protocol):
 class Turns:
     """The last `capacity` answered prompts, by (owner, text); an owner never sees another's ids.
 
-    `special` are the texts of the special tokens.
+    `special` are the texts of the special tokens. Safe to use from several threads.
     """
 
     def __init__(self, codec: Codec, special: Sequence[str], capacity: int = CAPACITY) -> None:
         self._codec = codec
         self._special = tuple(s for s in special if s)
         self._capacity = capacity
+        self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str | None, str], list[int]] = OrderedDict()
 
     def encode(self, text: str, owner: str | None = None) -> list[int]:
         """Token ids of a rendered conversation, those of the longest remembered beginning kept."""
+        with self._lock:
+            known, ids = self._longest(text, owner)
+        rest = text[len(known) :]
+        return ids + (self._codec.encode(rest, add_special_tokens=False) if rest else [])
+
+    def _longest(self, text: str, owner: str | None) -> tuple[str, list[int]]:
+        """The longest remembered beginning of `text`, and its ids."""
         best: tuple[str | None, str] | None = None
         for key in self._known:
             name, known = key
             if name == owner and (best is None or len(known) > len(best[1])) and self._continues(known, text):
                 best = key
         if best is None:
-            return self._codec.encode(text, add_special_tokens=False)
+            return "", []
         self._known.move_to_end(best)
-        rest = text[len(best[1]) :]
-        return self._known[best] + (self._codec.encode(rest, add_special_tokens=False) if rest else [])
+        return best[1], self._known[best]
 
     def remember(self, prompt: str, token_ids: Sequence[int], owner: str | None = None) -> None:
         """`token_ids` are those of the rendered `prompt` and of the answer to it.
@@ -58,10 +66,11 @@ class Turns:
         text = self._codec.decode(token_ids, skip_special_tokens=False)
         if not text.startswith(prompt):
             return
-        self._known[owner, text] = list(token_ids)
-        self._known.move_to_end((owner, text))
-        while len(self._known) > self._capacity:
-            self._known.popitem(last=False)
+        with self._lock:
+            self._known[owner, text] = list(token_ids)
+            self._known.move_to_end((owner, text))
+            while len(self._known) > self._capacity:
+                self._known.popitem(last=False)
 
     def _continues(self, known: str, text: str) -> bool:
         """Whether `text` begins with `known` and its rest is tokenised on its own."""

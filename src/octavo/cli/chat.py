@@ -6,11 +6,12 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from octavo.cli.generate import deltas, interruptible, text_of
+from octavo.cli.generate import deltas, text_of
 from octavo.cli.show import finish_reason, notice, show_receipt
 from octavo.config import EngineConfig
 from octavo.engine import Engine
 from octavo.errors import OctavoError
+from octavo.interrupt import interruptible
 from octavo.outputs import RequestOutput
 from octavo.params import SamplingParams
 

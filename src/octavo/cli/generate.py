@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import threading
 from collections.abc import Iterator
 
@@ -29,17 +27,6 @@ def deltas(engine: Engine, live: LiveRequest, stop: threading.Event | None = Non
         engine.abort(live.request.request_id)
     if live.error is not None:
         raise live.error
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """Inside, Ctrl-C sets the event and nothing else: a step is never cut in the middle."""
-    pressed = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def text_of(text: str, param: str) -> str:

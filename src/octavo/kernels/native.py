@@ -6,6 +6,7 @@ the caller's promise on the hot path: what could write outside a buffer is asser
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -17,11 +18,14 @@ import torch
 from torch import Tensor
 
 from octavo.config import Environment
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
 from octavo.kernels import _native
 
 PANEL = 32
 """Output columns of a packed weight's panel."""
+
+MAX_HEAD_DIM = 512
+"""Dimensions of a head at most: the kernels keep one on their stack (`kMaxHeadDim` in `native/rows.h`)."""
 
 AttentionPlan = _native.AttentionPlan
 HugeBuffer = _native.HugeBuffer
@@ -62,8 +66,26 @@ if (_forced := Environment.read().isa) is not None:
     select(_forced)
 
 
+_pool_owner: int | None = None
+"""The process in which the threads of the pool were started."""
+
+
+def check_pool() -> None:
+    """Raise `OctavoError` in a forked child: the pool's threads stay with the parent, and work would wait forever."""
+    if _pool_owner is not None and _pool_owner != os.getpid():
+        raise OctavoError(
+            f"this process was forked from {_pool_owner} after the threads of the kernels had started, and they did "
+            "not come along; start it with multiprocessing's 'spawn' method, or use num_threads=1 in both"
+        )
+
+
 def set_num_threads(count: int) -> None:
-    """Use `count` threads in these kernels and in torch; raises `ConfigError` if the pool gives fewer."""
+    """Use `count` threads in these kernels and in torch; raises `ConfigError` if the pool gives fewer, and
+    `OctavoError` in a forked child (see `check_pool`)."""
+    global _pool_owner
+    if count > 1:
+        check_pool()
+        _pool_owner = os.getpid()
     torch.set_num_threads(count)
     _native.set_num_threads(count)
     if (got := _native.observed_threads()) != count:
