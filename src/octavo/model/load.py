@@ -134,11 +134,12 @@ def _read_weights(path: Path, config: Any, dtype: torch.dtype, attn_implementati
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the info too, by name, and refused below
             **options,
         )
     except Exception as error:  # as above: truncated files, wrong shapes, unreadable headers
         raise refused(path, f"its weights cannot be read: {first_line(error)}") from error
-    missing = sorted(info["missing_keys"]) or sorted(str(key) for key in info["mismatched_keys"])
+    missing = sorted(info["missing_keys"]) or sorted(str(name) for name, *_ in info["mismatched_keys"])
     if missing:
         raise refused(
             path, f"{len(missing)} weights are missing or of the wrong shape, the first is {missing[0]}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from octavo.errors import ModelRefused
+from octavo.kernels import native
 from octavo.model.spec import LayerSpec, ModelSpec
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -28,7 +29,8 @@ def refused(where: object, reason: str) -> ModelRefused:
 
 def first_line(error: Exception) -> str:
     """What an error of another library says, short enough for one of ours."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    first, *rest = [" ".join(x.split()) for x in (str(error).strip() or type(error).__name__).splitlines()]
+    return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
 def check_directory(path: Path) -> None:
@@ -77,6 +79,8 @@ def _check_model_type(path: Path, raw: dict[str, Any]) -> None:
 def check_config(path: Path, config: Any) -> None:
     """Raise `ModelRefused` for an architecture that cannot run on a paged cache, judged before weights are
     read."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     text = config.get_text_config()
     kind = text.model_type
     if config.is_encoder_decoder:
@@ -95,6 +99,9 @@ def check_config(path: Path, config: Any) -> None:
             path, f"layers of {kind} share the keys and values of earlier layers, which is not supported"
         )
     for rope in _rope_types(text):
+        if rope != "default" and rope not in ROPE_INIT_FUNCTIONS:
+            known = ", ".join(sorted({"default", *ROPE_INIT_FUNCTIONS} - _ROPE_BY_LENGTH))
+            raise refused(path, f"its RoPE type {rope!r} is not known; known: {known}")
         if rope in _ROPE_BY_LENGTH:
             raise refused(
                 path,
@@ -166,6 +173,7 @@ def _observed(model: Any, path: Path, seen: dict[int, LayerSpec]) -> Iterator[No
             raise refused(
                 path, "two attentions of one layer (or one without a layer number) would share a cache"
             )
+        _check_heads(path, f"layer {index}", query, key)
         seen[index] = _observe_call(path, module, key, value, mask, kwargs)
         return query.transpose(1, 2).contiguous(), None
 
@@ -177,6 +185,23 @@ def _observed(model: Any, path: Path, seen: dict[int, LayerSpec]) -> Iterator[No
         yield
     finally:
         model.set_attn_implementation(before)
+
+
+def _check_heads(path: Path, where: str, query: torch.Tensor, key: torch.Tensor) -> None:
+    """Raise `ModelRefused` for heads that the kernels would read wrongly, or past their buffers."""
+    heads, kv_heads, head_dim = query.shape[1], key.shape[1], key.shape[3]
+    if heads % kv_heads:
+        raise refused(path, f"the {heads} query heads of {where} cannot share {kv_heads} KV heads evenly")
+    if head_dim > native.MAX_HEAD_DIM:
+        raise refused(
+            path, f"heads of {where} have {head_dim} dimensions; at most {native.MAX_HEAD_DIM} work"
+        )
+    if head_dim % 2 and key.dtype == torch.bfloat16:
+        raise refused(
+            path,
+            f"heads of {where} have {head_dim} dimensions, an odd number, which bf16 cannot hold in pairs; "
+            "dtype='float32' works",
+        )
 
 
 def _observe_call(

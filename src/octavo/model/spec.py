@@ -10,6 +10,7 @@ from typing import Any
 from octavo.cache.layout import LayerGroup
 from octavo.errors import ModelRefused
 
+_MOST = 2**31 - 1  # what the kernels count positions with
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -73,6 +74,13 @@ class ModelSpec:
         kv_heads = getattr(text, "num_key_value_heads", None) or heads
         scaling, softcap = _scaling(text, head_dim), getattr(text, "attn_logit_softcapping", None)
         eos = getattr(generation_config, "eos_token_id", None)
+        for name, least in (("num_hidden_layers", 1), ("sliding_window", 0), ("max_position_embeddings", 1)):
+            value = getattr(text, name, None)
+            if value is not None and not least <= value <= _MOST:
+                raise ModelRefused(
+                    f"model type {text.model_type!r}: {name}={value} must be from {least} to {_MOST}",
+                    param="model",
+                )
         return cls(
             model_type=text.model_type,
             hidden_size=int(text.hidden_size),
