@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, show
 
 _BYTE_UNITS = {"": 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 _TOKEN_UNITS = {"": 1, "k": 1000, "Ki": 1024, "M": 1000_000, "Mi": 1024**2}
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_MOST = 2**63 - 1
+_SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 # Before torch loads the OpenMP pool: threads that wait for each other sleep after some 20 µs instead of spinning for
 # milliseconds, which on a busy machine takes the time from the very thread they wait for.
@@ -26,6 +27,8 @@ DTYPES = ("auto", "bfloat16", "float32")
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
 CACHE_POLICIES = ("lru", "cost")
 SPAN = 256
+MAX_THREADS = 1024
+"""Far more than help; a pool that the system cannot give ends the process without a word."""
 
 # The contract's names first, torch's names as synonyms.
 KV_CACHE_DTYPES = {
@@ -39,7 +42,7 @@ KV_CACHE_DTYPES = {
 
 def _parse_size(value: int | str, units: dict[str, int], param: str, example: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ConfigError(f"{param}={value!r} is not a size; write e.g. {example}", param=param)
+        raise ConfigError(f"{param}={show(value)} is not a size; write e.g. {example}", param=param)
     if isinstance(value, int):
         amount = value
     else:
@@ -47,14 +50,18 @@ def _parse_size(value: int | str, units: dict[str, int], param: str, example: st
         if match is None or match[2] not in units:
             known = ", ".join(u for u in units if u)
             raise ConfigError(
-                f"{param}={value!r} is not a size; write e.g. {example} (units: {known})", param=param
+                f"{param}={show(value)} is not a size; write e.g. {example} (units: {known})", param=param
             )
-        exact = float(match[1]) * units[match[2]]
-        amount = math.floor(exact)
-        if amount != exact:
-            raise ConfigError(f"{param}={value!r} is not a whole number", param=param)
+        exact = Fraction(match[1]) * units[match[2]]
+        amount = exact.numerator
+        if exact.denominator != 1:
+            raise ConfigError(f"{param}={show(value)} is not a whole number", param=param)
     if amount < least:
-        raise ConfigError(f"{param}={value!r} must be at least {least}; write e.g. {example}", param=param)
+        raise ConfigError(
+            f"{param}={show(value)} must be at least {least}; write e.g. {example}", param=param
+        )
+    if amount > _MOST:
+        raise ConfigError(f"{param}={show(value)} must be at most {_MOST}; write e.g. {example}", param=param)
     return amount
 
 
@@ -106,6 +113,13 @@ class EngineConfig:
     cache_policy: str = "lru"
 
     def __post_init__(self) -> None:
+        for name, kind in (("model", str), ("tenant", str), ("enable_prefix_caching", bool)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name}={show(getattr(self, name))} must be a {kind.__name__}", param=name)
+        if not isinstance(self.chat_template, str | None):
+            raise ConfigError(
+                f"chat_template={show(self.chat_template)} must be a str, or None", param="chat_template"
+            )
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("cache_policy", self.cache_policy, CACHE_POLICIES)
@@ -121,17 +135,26 @@ class EngineConfig:
             optional = name in ("kv_cache_memory", "max_model_len", "num_threads")
             if value is None and optional:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1", param=name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+                raise ConfigError(
+                    f"{name}={show(value)} must be a whole number from 1 to {_MOST}", param=name
+                )
+        if self.num_threads is not None and self.num_threads > MAX_THREADS:
+            raise ConfigError(
+                f"num_threads={self.num_threads} must be at most {MAX_THREADS}; this machine has {os.cpu_count()}",
+                param="num_threads",
+            )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
-            raise ConfigError(f"seed={self.seed!r} must be a whole number from 0 to 2^64 - 1", param="seed")
+            raise ConfigError(
+                f"seed={show(self.seed)} must be a whole number from 0 to 2^64 - 1", param="seed"
+            )
         for name in ("max_waiting", "max_pinned"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ConfigError(f"{name}={value!r} must be a whole number of at least 0", param=name)
+                raise ConfigError(f"{name}={show(value)} must be a whole number of at least 0", param=name)
 
     @classmethod
-    def create(cls, model: str, **options: Any) -> EngineConfig:
+    def create(cls, model: str | os.PathLike[str], **options: Any) -> EngineConfig:
         """Build from user input: sizes may be strings, an unknown option raises `ConfigError`."""
         known = {f.name for f in fields(cls)} - {"model"}
         for name in options:
@@ -144,12 +167,12 @@ class EngineConfig:
         for name in ("max_model_len", "max_num_batched_tokens"):
             if options.get(name) is not None:
                 options[name] = parse_tokens(options[name], name)
-        return cls(model=model, **options)
+        return cls(model=os.fspath(model) if isinstance(model, os.PathLike) else model, **options)
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed or isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, allowed))}", param=name)
+    if type(value) is not type(allowed[0]) or value not in allowed:
+        raise ConfigError(f"{name}={show(value)} is not one of {', '.join(map(str, allowed))}", param=name)
 
 
 @dataclass(frozen=True)

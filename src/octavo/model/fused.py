@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo.cache.layout import CacheLayout
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
 from octavo.kernels import native
 from octavo.kernels.native import Epilogue, LayerCache, PackedLinear, Rope, WeightPool
 from octavo.model.batch import Batch, Piece, make_batch
@@ -45,7 +47,14 @@ class FusedModel:
             )
             base.layers[i] = torch.nn.Identity()
         self._head = PackedLinear.pack(head.weight, head.bias, self._pool)
-        self._work = Workspace.make(max_rows, self._layers[0], spec.hidden_size, loaded.torch_dtype)
+        try:
+            self._work = Workspace.make(max_rows, self._layers[0], spec.hidden_size, loaded.torch_dtype)
+        except RuntimeError as error:  # torch's way of saying that there is no memory
+            raise ConfigError(
+                f"max_num_batched_tokens={max_rows}: there is no memory for the rows of such a step; "
+                f"{EngineConfig.max_num_batched_tokens} is the default",
+                param="max_num_batched_tokens",
+            ) from error
         self._groups = [
             next(g for g, x in enumerate(layout.groups) if i in x.layers) for i in range(len(self._layers))
         ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from octavo.errors import ModelNotFound, ModelRefused
+from octavo.errors import ModelNotFound, ModelRefused, show
 from octavo.model.pull import ALIASES, Notice, pull
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -21,9 +22,9 @@ def resolve(model: str, home: Path, progress: Notice | None = None) -> Path:
     if model in ALIASES:
         return _converted(pull(model, home, progress), home, progress)
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and _is(path.is_dir):
         return path
-    if path.is_file():
+    if _is(path.is_file):
         if path.suffix.lower() == ".gguf":
             return _converted(path, home, progress)
         raise ModelRefused(
@@ -34,10 +35,18 @@ def resolve(model: str, home: Path, progress: Notice | None = None) -> Path:
     if _HUB_ID.fullmatch(model) and path.suffix.lower() != ".gguf":
         return _from_hub(model, progress)
     raise ModelNotFound(
-        f"model={model!r} is no alias ({', '.join(ALIASES)}), no directory, no .gguf file on this machine "
+        f"model={show(model)} is no alias ({', '.join(ALIASES)}), no directory, no .gguf file on this machine "
         "and no hub id (owner/name)",
         param="model",
     )
+
+
+def _is(test: Callable[[], bool]) -> bool:
+    """Whether `test` of a path holds; it does not for what can be no path, such as a name too long."""
+    try:
+        return test()
+    except (OSError, ValueError):
+        return False
 
 
 def _converted(gguf: Path, home: Path, progress: Notice | None) -> Path:
