@@ -49,10 +49,12 @@ class Verdict:
     exact: bool
 
 
-def probe(model: Computes, layout: CacheLayout, vocab_size: int, max_rows: int) -> bool:
+def probe(
+    model: Computes, layout: CacheLayout, vocab_size: int, max_rows: int, max_len: int | None = None
+) -> bool:
     """Whether every way of computing one sequence gives the same bits, up to steps of `max_rows` rows.
 
-    Uses a small cache of its own.
+    No sequence is longer than `max_len`, the positions the model has. Uses a small cache of its own.
     """
     blocks = -(-max(_LENGTH, max_rows - _LENGTH) // layout.block_size)
     sizes = [layout.block_bytes(g) for g in range(len(layout.groups))]
@@ -67,7 +69,8 @@ def probe(model: Computes, layout: CacheLayout, vocab_size: int, max_rows: int) 
             offset += blocks * size
         tables.append(tuple(groups))
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocab_size, (2, max(_LENGTH, max_rows)), generator=generator).tolist()
+    length = max(_LENGTH, max_rows)
+    ids = torch.randint(vocab_size, (2, length), generator=generator)[:, :max_len].tolist()
     threads = native.num_threads()
     whole: Tensor | None = None
     try:
@@ -90,8 +93,12 @@ def _answers(
         if not 0 <= company < max_rows:
             continue
         parts, start = [], 0
-        for size in _cut(chunks, max_rows - company):
-            pieces = [Piece(ids[1][:company], 0, tables[1])] if company else []
+        for size in _cut(chunks, min(max_rows - company, len(ids[0]))):
+            size = min(size, len(ids[0]) - start)
+            if not size:
+                break
+            others = range(0, company, len(ids[1]))
+            pieces = [Piece(ids[1][: company - first], 0, tables[1]) for first in others]
             pieces.append(Piece(ids[0][start : start + size], start, tables[0]))
             parts.append(model.forward(pieces, list(range(company, company + size))))
             start += size

@@ -50,7 +50,8 @@ class Runner:
         for tile in TILES if isinstance(self._model, UnfusedModel) else (None,):
             if isinstance(self._model, UnfusedModel):
                 self._model.tile = tile
-            if probe(self._model, layout, loaded.spec.vocab_size, max_rows):
+            spec = loaded.spec
+            if probe(self._model, layout, spec.vocab_size, max_rows, spec.max_position_embeddings):
                 verdict = Verdict(tile, exact=True)
                 break
         store.save(verdict)
