@@ -56,6 +56,7 @@ class EngineStats:
     bytes_free: int
     bytes_running: int
     bytes_cached: int
+    bytes_pinned: int
     blocks: dict[str, int]
     formats: dict[str, int]
     running: int
@@ -87,7 +88,7 @@ class LiveRequest:
             request_id=self.request.request_id,
             prompt=self.prompt,
             prompt_token_ids=list(self.request.prompt_token_ids),
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
             outputs=[answer.output(i) for i, answer in enumerate(self.answers)],
             finished=self.finished,
             receipt=self.request.receipt,
@@ -467,6 +468,7 @@ class Engine:
             bytes_free=cache.bytes_free,
             bytes_running=cache.bytes_running,
             bytes_cached=cache.bytes_cached,
+            bytes_pinned=cache.bytes_pinned,
             blocks=cache.blocks,
             formats=cache.formats,
             running=len(self.scheduler.running),

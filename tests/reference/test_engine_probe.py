@@ -43,9 +43,9 @@ def place_of_the_row(x: torch.Tensor) -> torch.Tensor:
     return 0.05 * torch.arange(x.shape[-2], dtype=x.dtype)[:, None]
 
 
-def test_an_honest_model_needs_no_tile(engine_of: Callable[..., Engine]) -> None:
+def test_an_honest_unfused_model_is_tiled_all_the_same(engine_of: Callable[..., Engine]) -> None:
     engine = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=18)
-    assert (engine.runner.tile, engine.runner.exact) == (None, True)
+    assert (engine.runner.tile, engine.runner.exact) == (16, True)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,7 @@ def test_without_a_tile_the_disturbed_linear_does_change_answers(
     """The tests above show something only if this holds."""
     replace_linear(monkeypatch, number_of_rows)
     monkeypatch.setattr("octavo.model.runner.probe", lambda *_: True)
+    monkeypatch.setattr("octavo.model.runner.TILES", (None,))
     engine = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=18)
     assert engine.runner.tile is None
     assert together(engine, REQUESTS) != alone(engine, REQUESTS)
@@ -110,14 +111,15 @@ def test_fused_layers_are_probed_too(
     assert not engine_of("llama", dtype="bfloat16", block_size=8).runner.exact
 
 
-def test_a_verdict_of_a_narrow_engine_is_not_taken_for_a_wide_one(
+def test_a_narrow_engine_and_a_wide_one_compute_the_same_tiles(
     engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace_linear(monkeypatch, number_of_rows)
     narrow = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=1)
-    assert (narrow.runner.tile, narrow.runner.exact) == (None, True)
+    assert (narrow.runner.tile, narrow.runner.exact) == (16, True)
     wide = engine_of("llama", dtype="bfloat16", fuse=False, num_threads=1, max_num_batched_tokens=18)
     assert (wide.runner.tile, wide.runner.exact) == (16, True)
+    assert alone(narrow, REQUESTS) == together(wide, REQUESTS)
 
 
 def test_a_verdict_is_kept(engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:

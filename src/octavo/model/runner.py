@@ -15,6 +15,10 @@ from octavo.model.probe import TILES, Verdict, VerdictStore, probe
 from octavo.model.unfused import UnfusedModel
 
 
+# Tiles all have one shape, so that wider steps of an unfused model would show nothing more.
+_PROBED_ROWS = 64
+
+
 class Runner:
     """A loaded model on one cache.
 
@@ -36,6 +40,8 @@ class Runner:
             self._model.tile = self._verdict.tile
 
     def _judge(self, loaded: LoadedModel, layout: CacheLayout, max_rows: int) -> Verdict:
+        if not self.fused:
+            max_rows = _PROBED_ROWS
         store = VerdictStore(
             Environment.read().home,
             loaded.digest,
