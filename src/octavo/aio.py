@@ -21,8 +21,9 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from octavo.config import EngineConfig
-from octavo.engine import Engine, EngineStats, LiveRequest, Prompt
+from octavo.engine import Engine, EngineStats, Prompt
 from octavo.errors import ConfigError, InvalidRequest, OctavoError, RequestCancelled
+from octavo.live import LiveRequest
 from octavo.model.pull import Notice
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import SamplingParams

@@ -23,28 +23,28 @@ from octavo.cache.events import Event
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout
 from octavo.cache.manager import CacheManager
-from octavo.config import KV_CACHE_DTYPES, EngineConfig, Environment, format_bytes
+from octavo.config import EngineConfig, Environment, format_bytes
 from octavo.detokenize import find_fallback_byte
-from octavo.errors import ConfigError, InvalidRequest, OctavoError, show
+from octavo.errors import InvalidRequest, OctavoError, show
 from octavo.kernels import native
-from octavo.memory import ArenaMemory, available_bytes
+from octavo.live import LiveRequest
+from octavo.memory import ArenaMemory
 from octavo.model import attention
 from octavo.model.batch import Piece
 from octavo.model.load import LoadedModel, load_model
 from octavo.model.pull import Notice
 from octavo.model.runner import Runner
-from octavo.outputs import PromptLogprobs, RequestOutput
 from octavo.params import SamplingParams
 from octavo.sample import Choice, Logits, Sampled, Sampler, bad_word_ids, prompt_logprobs
 from octavo.schedule.request import Request
 from octavo.schedule.scheduler import Chunk, Scheduler, StepPlan
+from octavo.sizing import cache_budget, cache_format, context_limit
 from octavo.turns import Turns
 
 logger = logging.getLogger("octavo")
 
 Prompt = str | Sequence[int]
 BYTES = (bytes, bytearray, memoryview)  # text that was not decoded, although sequences of ints
-_NO_LIMIT = 131_072  # context of a model whose configuration names none
 _MAX_POSITIONS = 1 << 24  # the angles of a rotation are computed from float32 positions
 
 
@@ -61,38 +61,6 @@ class EngineStats:
     formats: dict[str, int]
     running: int
     waiting: int
-
-
-class LiveRequest:
-    """A request between `submit` and its last output."""
-
-    def __init__(self, request: Request, prompt: str | None, params: SamplingParams) -> None:
-        self.request = request
-        self.prompt = prompt
-        self.params = params
-        self.answers: list[Answer] = []
-        self.bad_words: tuple[tuple[int, ...], ...] = ()
-        self.error: OctavoError | None = None
-        self.prompt_logprobs: PromptLogprobs | None = (
-            None if params.prompt_logprobs is None else [None] * len(request.prompt_token_ids)
-        )
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing more will come."""
-        return self.error is not None or self.request.finished
-
-    def output(self) -> RequestOutput:
-        """A snapshot that later steps do not change (but for the receipt, which is complete when it is finished)."""
-        return RequestOutput(
-            request_id=self.request.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=list(self.request.prompt_token_ids),
-            prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
-            outputs=[answer.output(i) for i, answer in enumerate(self.answers)],
-            finished=self.finished,
-            receipt=self.request.receipt,
-        )
 
 
 class Engine:
@@ -122,15 +90,17 @@ class Engine:
         )
         self.tokenizer = self.loaded.tokenizer
         spec = self.loaded.spec
-        self.layout = CacheLayout(spec.layer_groups(), config.block_size, self._format())
-        max_model_len = self._max_model_len()
+        self.layout = CacheLayout(
+            spec.layer_groups(), config.block_size, cache_format(config, self.loaded.torch_dtype)
+        )
+        max_model_len = context_limit(config, spec)
         bound = max_model_len
         if config.kv_cache_memory is not None:
             bound = min(bound, self.layout.longest_sequence(config.kv_cache_memory))
         self.runner = Runner(
             self.loaded, self.layout, max_rows=config.max_num_batched_tokens, max_len=bound, fuse=fuse
         )
-        budget = self._budget()
+        budget = cache_budget(config, self.layout)
         self._memory = ArenaMemory(budget)
         self.cache = CacheManager(
             self.layout,
@@ -166,43 +136,6 @@ class Engine:
         self._live: dict[str, LiveRequest] = {}
         self._arrivals = 0
         self.steps = 0
-
-    def _format(self) -> str:
-        wanted = KV_CACHE_DTYPES[self.config.kv_cache_dtype]
-        own = "bf16" if self.loaded.torch_dtype.itemsize == 2 else "f32"
-        if wanted not in ("auto", own):
-            raise ConfigError(
-                f"kv_cache_dtype={wanted!r} differs from the compute type {own!r}; use 'auto', or dtype="
-                f"{'bfloat16' if wanted == 'bf16' else 'float32'!r}",
-                param="kv_cache_dtype",
-            )
-        return own
-
-    def _max_model_len(self) -> int:
-        own, wanted = self.loaded.spec.max_position_embeddings, self.config.max_model_len
-        if wanted is None:
-            return own or _NO_LIMIT
-        if own is not None and wanted > own:
-            raise ConfigError(
-                f"max_model_len={wanted} is more than the {own} positions the model was made for; use at most {own}",
-                param="max_model_len",
-            )
-        return wanted
-
-    def _budget(self) -> int:
-        """Bytes of the arena: as asked for, or half of what is free now that the weights are there."""
-        free, wanted = available_bytes(), self.config.kv_cache_memory
-        least = sum(self.layout.block_sizes_bytes)
-        if wanted is None:
-            wanted = free // 2
-            logger.info("kv_cache_memory: %s, half of the free memory", format_bytes(wanted))
-        if wanted > free or least > wanted:
-            raise ConfigError(
-                f"kv_cache_memory={wanted} bytes: with the weights loaded {free} bytes are free, and one block per "
-                f"layer group takes {least}; choose a value in between",
-                param="kv_cache_memory",
-            )
-        return wanted
 
     @property
     def has_work(self) -> bool:

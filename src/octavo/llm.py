@@ -13,9 +13,10 @@ from typing import Any, Self
 
 from octavo.cache.events import Event
 from octavo.config import EngineConfig
-from octavo.engine import BYTES, Engine, EngineStats, LiveRequest, Prompt
+from octavo.engine import BYTES, Engine, EngineStats, Prompt
 from octavo.errors import InvalidRequest, OctavoError, show
 from octavo.interrupt import interruptible, uninterrupted
+from octavo.live import LiveRequest
 from octavo.outputs import RequestOutput
 from octavo.params import SamplingParams
 

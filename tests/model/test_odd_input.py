@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.engine import LiveRequest
 from octavo.errors import ContextLengthExceeded, InvalidRequest, KVCacheTooSmall
+from octavo.live import LiveRequest
 from support.engines import answers, greedy, together
 
 pytestmark = pytest.mark.model

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from octavo import LLM
-from octavo.engine import LiveRequest
+from octavo.live import LiveRequest
 from octavo.schedule.request import Sequence
 from support.engines import Request, answers, greedy, varied
 from support.sharing import Heard, Preempting, Rows, assert_sums, hear, serve

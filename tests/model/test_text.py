@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.engine import Engine, LiveRequest
+from octavo.engine import Engine
 from octavo.errors import OctavoError
+from octavo.live import LiveRequest
 from octavo.outputs import CompletionOutput
 from octavo.sample import Choice, Logits, Sampled, Sampler
 from support.engines import greedy

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from octavo.config import BLOCK_SIZES
-from octavo.engine import Engine, LiveRequest
+from octavo.engine import Engine
+from octavo.live import LiveRequest
 from support.engines import Request, greedy
 from support.sharing import hear, serve
 from support.sizes import sized

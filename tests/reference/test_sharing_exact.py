@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from octavo.engine import Engine, LiveRequest
+from octavo.engine import Engine
+from octavo.live import LiveRequest
 from octavo.params import SamplingParams
 from octavo.schedule.request import Sequence
 from support.engines import Request, greedy, submit, varied

@@ -10,7 +10,8 @@ import torch
 
 from octavo import LLM
 from octavo.cache.receipt import Receipt
-from octavo.engine import Engine, LiveRequest
+from octavo.engine import Engine
+from octavo.live import LiveRequest
 from support.cache_world import Clock
 from support.engines import Request, greedy, submit, varied
 from support.sharing import Preempting, Rows, assert_sums, hear, pool, serve

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager
 import pytest
 
 from octavo import LLM
-from octavo.engine import Engine, LiveRequest
+from octavo.engine import Engine
+from octavo.live import LiveRequest
 from octavo.schedule.request import Status
 from support.engines import answers, greedy, submit
 from support.sharing import Ear, Rows, assert_sums, hear, serve

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.engine import Engine, LiveRequest
+from octavo.engine import Engine
+from octavo.live import LiveRequest
 from octavo.outputs import RequestOutput
 from octavo.params import SamplingParams
 

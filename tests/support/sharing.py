@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from octavo.cache.layout import CacheLayout
 from octavo.cache.receipt import Receipt
-from octavo.engine import Engine, LiveRequest
+from octavo.engine import Engine
+from octavo.live import LiveRequest
 from octavo.model.batch import Piece
 from octavo.model.spec import ModelSpec
 from octavo.schedule.request import Sequence as Running

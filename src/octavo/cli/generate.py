@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from octavo.engine import Engine, LiveRequest
+from octavo.engine import Engine
 from octavo.errors import InvalidRequest
+from octavo.live import LiveRequest
 
 
 def deltas(engine: Engine, live: LiveRequest, stop: threading.Event | None = None) -> Iterator[str]:

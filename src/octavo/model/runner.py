@@ -14,7 +14,6 @@ from octavo.model.load import LoadedModel
 from octavo.model.probe import TILES, Verdict, VerdictStore, probe
 from octavo.model.unfused import UnfusedModel
 
-
 # Tiles all have one shape, so that wider steps of an unfused model would show nothing more.
 _PROBED_ROWS = 64
 

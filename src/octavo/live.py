@@ -1,0 +1,41 @@
+"""A request on its way through the engine."""
+
+from __future__ import annotations
+
+from octavo.answer import Answer
+from octavo.errors import OctavoError
+from octavo.outputs import PromptLogprobs, RequestOutput
+from octavo.params import SamplingParams
+from octavo.schedule.request import Request
+
+
+class LiveRequest:
+    """A request between `submit` and its last output."""
+
+    def __init__(self, request: Request, prompt: str | None, params: SamplingParams) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.params = params
+        self.answers: list[Answer] = []
+        self.bad_words: tuple[tuple[int, ...], ...] = ()
+        self.error: OctavoError | None = None
+        self.prompt_logprobs: PromptLogprobs | None = (
+            None if params.prompt_logprobs is None else [None] * len(request.prompt_token_ids)
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.error is not None or self.request.finished
+
+    def output(self) -> RequestOutput:
+        """A snapshot that later steps do not change (but for the receipt, which is complete when it is finished)."""
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.request.prompt_token_ids),
+            prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
+            outputs=[answer.output(i) for i, answer in enumerate(self.answers)],
+            finished=self.finished,
+            receipt=self.request.receipt,
+        )
