@@ -26,6 +26,7 @@ from octavo.cache.manager import CacheManager
 from octavo.config import EngineConfig, Environment, format_bytes
 from octavo.detokenize import find_fallback_byte
 from octavo.errors import InvalidRequest, OctavoError, show
+from octavo.interrupt import uninterrupted
 from octavo.kernels import native
 from octavo.live import LiveRequest
 from octavo.memory import ArenaMemory
@@ -211,21 +212,30 @@ class Engine:
 
     def submit(self, live: LiveRequest) -> None:
         """Queue a prepared request. Raises `Overloaded` if the queue is full."""
-        self.scheduler.add(live.request)
-        live.request.receipt.exact &= self.runner.exact
-        self._live[live.request.request_id] = live
+        with uninterrupted():
+            self.scheduler.add(live.request)
+            live.request.receipt.exact &= self.runner.exact
+            self._live[live.request.request_id] = live
 
     def abort(self, request_id: str) -> LiveRequest | None:
         """End a request now; its blocks are free when this returns. None if there is no such request."""
-        live = self._live.pop(request_id, None)
-        if live is not None:
-            for answer in live.answers:
-                answer.abort()
-            self.scheduler.abort(request_id)
-        return live
+        with uninterrupted():
+            live = self._live.pop(request_id, None)
+            if live is not None:
+                for answer in live.answers:
+                    answer.abort()
+                self.scheduler.abort(request_id)
+            return live
 
     def step(self) -> list[LiveRequest]:
-        """Compute one step. Returns the requests that have something new, finished ones for the last time."""
+        """Compute one step. Returns the requests that have something new, finished ones for the last time.
+
+        Ctrl-C waits for its end, so that the books are never half written.
+        """
+        with uninterrupted():
+            return self._step()
+
+    def _step(self) -> list[LiveRequest]:
         plan = self.scheduler.plan()
         if not plan.chunks:
             return []

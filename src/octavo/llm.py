@@ -15,7 +15,7 @@ from octavo.cache.events import Event
 from octavo.config import EngineConfig
 from octavo.engine import BYTES, Engine, EngineStats, Prompt
 from octavo.errors import InvalidRequest, OctavoError, show
-from octavo.interrupt import interruptible, uninterrupted
+from octavo.interrupt import interruptible
 from octavo.live import LiveRequest
 from octavo.outputs import RequestOutput
 from octavo.params import SamplingParams
@@ -102,14 +102,11 @@ class LLM:
 
     def _run(self, engine: Engine, lives: list[LiveRequest], progress: bool) -> list[RequestOutput]:
         try:
-            with uninterrupted():
-                for live in lives:
-                    engine.submit(live)
+            for live in lives:
+                engine.submit(live)
             with Progress(len(lives), progress) as bar:
                 while engine.has_work:
-                    with uninterrupted() as pressed:
-                        while engine.has_work and not pressed.is_set():
-                            bar.advance(engine.step())
+                    bar.advance(engine.step())
         except BaseException:
             with interruptible():
                 for live in lives:

@@ -58,7 +58,8 @@ def make_batch(pieces: Sequence[Piece], layout: CacheLayout) -> Batch:
     token_ids = torch.tensor([t for p in pieces for t in p.token_ids], dtype=torch.long)
     placements, plans = [], []
     for g, group in enumerate(layout.groups):
-        tables = [np.frombuffer(p.tables[g], dtype=np.int64) for p in pieces]
+        # Copies: a view would keep the sequence's own table from growing for as long as anybody holds it.
+        tables = [np.array(p.tables[g], dtype=np.int64) for p in pieces]
         blocks = np.concatenate(
             [
                 table[np.arange(p.start, p.stop) // layout.block_size]
