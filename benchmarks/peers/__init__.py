@@ -64,8 +64,11 @@ class PeerResults:
 def run_peers(
     job: Job, directory: Path | None, engines: Iterable[str] | None = None, timeout_s: float = 3600
 ) -> PeerResults:
-    """Run the scripts of `engines` (all), one after the other. `directory` is where `pip install --target` put them, if not
-    in this environment; its `bin` is searched too. An engine that fails says so on stderr and has no figures."""
+    """Run the scripts of `engines` (all), one after the other.
+
+    `directory` is where `pip install --target` put them, if not in this environment; its `bin` is searched too. An
+    engine that fails says so on stderr and has no figures.
+    """
     return PeerResults({name: _run(name, job, directory, timeout_s) for name in engines or SCRIPTS})
 
 
