@@ -207,8 +207,8 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=sized(60, 500),
-    stateful_step_count=sized(25, 50),
+    max_examples=sized(400, 500),
+    stateful_step_count=50,
     deadline=None,
     derandomize=True,
     database=None,

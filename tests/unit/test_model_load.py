@@ -120,6 +120,14 @@ def test_weights_that_are_not_in_the_checkpoint_are_not_made_up(llama: Path) -> 
     assert "model.layers.2." in message
 
 
+def test_weights_that_have_no_place_are_named(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edit_config(llama, num_hidden_layers=1)
+    load_model(str(llama), dtype="float32")
+    [record] = caplog.records
+    assert "have no place in the model that config.json describes" in record.getMessage()
+    assert "model.layers.1." in record.getMessage()
+
+
 def test_weights_of_another_shape_are_refused(llama: Path) -> None:
     edit_config(llama, intermediate_size=64)
     assert "weights" in refusal(llama)

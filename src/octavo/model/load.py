@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from octavo.model.refuse import (
 from octavo.model.source import resolve
 from octavo.model.spec import ModelSpec, id_tuple
 from octavo.model.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger("octavo")
 
 # How the kernel names the instructions that multiply bf16: x86, x86 tiles, ARM.
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -143,5 +146,12 @@ def _read_weights(path: Path, config: Any, dtype: torch.dtype, attn_implementati
     if missing:
         raise refused(
             path, f"{len(missing)} weights are missing or of the wrong shape, the first is {missing[0]}"
+        )
+    if unused := sorted(info["unexpected_keys"]):
+        logger.warning(
+            "%s: %d weights have no place in the model that config.json describes, the first is %s",
+            path,
+            len(unused),
+            unused[0],
         )
     return model.eval().requires_grad_(False)
