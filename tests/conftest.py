@@ -1,5 +1,6 @@
 """Puts `tests/` on the import path, and holds what is loaded once per session."""
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 from octavo import LLM
 from octavo.engine import Engine
 from octavo.errors import ModelNotFound
+
+# A job in the background may start with Ctrl-C ignored, and so would the programs the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
