@@ -101,6 +101,10 @@ class AsyncEngine:
         """What `function` returns or raises when it is called with the engine, between two steps."""
         return await asyncio.wrap_future(self._send(function))
 
+    def ask(self, function: Callable[[Engine], T]) -> Future[T]:
+        """As `call`, for those who are in no event loop."""
+        return self._send(function)
+
     async def stats(self) -> EngineStats:
         """The account of the cache now."""
         return await self.call(Engine.stats)
