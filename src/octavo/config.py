@@ -1,13 +1,16 @@
 """Frozen configuration. The only module that reads the environment; an unknown key is an error.
 
-`EngineConfig` holds what the command line and `LLM(...)` accept; their defaults are read from here.
+`EngineConfig` holds what the command line and `LLM(...)` accept, `ServerConfig` what a server adds to that; their
+defaults are read from here.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -173,6 +176,80 @@ class EngineConfig:
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if type(value) is not type(allowed[0]) or value not in allowed:
         raise ConfigError(f"{name}={show(value)} is not one of {', '.join(map(str, allowed))}", param=name)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How one engine is served over HTTP. Sizes are bytes, times seconds. Raises `ConfigError` on an impossible value.
+
+    | field | meaning |
+    |---|---|
+    | served_model_names | what requests may call the model; none given: its MODEL |
+    | api_keys | key → name of the tenant it belongs to; none: everybody is let in |
+    | admin_key | the key of who may see and change what concerns all tenants |
+    | share_prefixes | all tenants share one cache namespace |
+    | max_body | the longest body of a request |
+    | max_bodies | what the bodies of all requests may hold together |
+    | max_messages | the most messages of a conversation |
+    | body_timeout | how long the headers, and then the body, of a request may take to arrive |
+    | send_timeout | how long a client may leave what it was sent unread before its request is dropped |
+    | max_connections | open connections; further ones are turned away |
+    | stall_timeout | queued work without a finished step for this long turns /health to 503 |
+    | log_json | one JSON object per line of the log |
+    | log_prompts | prompts and answers may be logged |
+    | request_log | a file that gets a line per answered request: lengths, block hashes and times, no text |
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    share_prefixes: bool = False
+    max_body: int = 16 * 1024**2
+    max_bodies: int = 256 * 1024**2
+    max_messages: int = 10_000
+    body_timeout: float = 30.0
+    send_timeout: float = 30.0
+    max_connections: int = 1000
+    stall_timeout: float = 60.0
+    log_json: bool = False
+    log_prompts: bool = False
+    request_log: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("port", 0),
+            ("max_body", 1),
+            ("max_bodies", 1),
+            ("max_messages", 1),
+            ("max_connections", 1),
+        ):
+            value = getattr(self, name)
+            most = 65535 if name == "port" else _MOST
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise ConfigError(
+                    f"{name}={show(value)} must be a whole number from {least} to {most}", param=name
+                )
+        for name in ("body_timeout", "send_timeout", "stall_timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ConfigError(f"{name}={show(value)} must be seconds, more than 0", param=name)
+        if self.max_bodies < self.max_body:
+            raise ConfigError(
+                f"max_bodies={self.max_bodies} must be at least max_body={self.max_body}, or no body of that size "
+                "could ever be read",
+                param="max_bodies",
+            )
+        for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key])):
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise ConfigError(
+                    "a key must be printable ASCII without spaces, and not empty", param="api_key"
+                )
+        if self.admin_key is not None and self.admin_key in self.api_keys:
+            raise ConfigError("the admin key is also a tenant's; make another one", param="admin_key")
+        if any(not name for name in self.served_model_names):
+            raise ConfigError("served_model_name must not be empty", param="served_model_name")
 
 
 @dataclass(frozen=True)

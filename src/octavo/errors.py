@@ -9,6 +9,11 @@
     ├── ModelRefused               400 model_refused          (a model that cannot work, and why)
     ├── ModelNotFound              404 model_not_found
     ├── RequestCancelled           499 cancelled
+    ├── Unauthorized               401 invalid_api_key
+    ├── Forbidden                  403 forbidden
+    ├── BodyTooLarge               413 body_too_large
+    ├── BodyTimeout                408 body_timeout
+    ├── UnsupportedMediaType       415 unsupported_media_type
     └── BooksDoNotBalance          500 books_do_not_balance   (the conservation law is broken: a bug)
 
 A message names the field, the value, the limit and the smallest change that would work.
@@ -94,6 +99,41 @@ class RequestCancelled(OctavoError):
 
     status = 499
     code = "cancelled"
+
+
+class Unauthorized(OctavoError):
+    """No key was sent, or one that nobody has."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(OctavoError):
+    """The key is valid, but not for this."""
+
+    status = 403
+    code = "forbidden"
+
+
+class BodyTooLarge(OctavoError):
+    """The body of a request is longer than the server reads."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class BodyTimeout(OctavoError):
+    """The body of a request did not arrive in time."""
+
+    status = 408
+    code = "body_timeout"
+
+
+class UnsupportedMediaType(OctavoError):
+    """The body of a request is not declared to be JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
 
 
 class BooksDoNotBalance(OctavoError):

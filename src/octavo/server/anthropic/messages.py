@@ -1,0 +1,7 @@
+"""Anthropic's messages."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+router = APIRouter()

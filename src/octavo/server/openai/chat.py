@@ -1,0 +1,7 @@
+"""Chat completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+router = APIRouter()

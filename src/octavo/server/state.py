@@ -1,0 +1,98 @@
+"""What the routes share: the engine, how it is served, and facts of the model that never change while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.aio import AsyncEngine
+from octavo.config import ServerConfig
+from octavo.engine import Engine
+from octavo.errors import ModelNotFound, show
+from octavo.model.tokenizer import Tokenizer
+from octavo.turns import Turns
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The loaded model. `max_model_len` is the most tokens of a sequence, `dtype` that of the arithmetic."""
+
+    tokenizer: Tokenizer
+    turns: Turns
+    max_model_len: int
+    vocab_size: int
+    digest: str
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int
+    blocks: int
+    bytes_total: int
+    exact: bool
+
+    @classmethod
+    def of(cls, engine: Engine) -> ModelFacts:
+        """Those of `engine`, which must be asked in its own thread."""
+        layout, total = engine.layout, engine.stats().bytes_total
+        return cls(
+            tokenizer=engine.tokenizer,
+            turns=engine.turns(),
+            max_model_len=engine.scheduler.limit,
+            vocab_size=engine.loaded.spec.vocab_size,
+            digest=engine.loaded.digest,
+            dtype=str(engine.loaded.torch_dtype).removeprefix("torch."),
+            kv_cache_dtype=layout.format,
+            block_size=engine.config.block_size,
+            blocks=engine.scheduler.arena_limit // engine.config.block_size,
+            bytes_total=total,
+            exact=engine.runner.exact,
+        )
+
+
+@dataclass
+class ServerState:
+    """One per app, at `request.app.state.octavo`. Its construction asks the engine and blocks until it answers.
+
+    `draining` is set once no new requests are wanted.
+    """
+
+    engine: AsyncEngine
+    config: ServerConfig
+    facts: ModelFacts = field(init=False)
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.facts = self.engine.ask(ModelFacts.of).result()
+
+    @property
+    def turns(self) -> Turns:
+        """Conversations and the token ids of their answers; the owner is (tenant, cache_salt)."""
+        return self.facts.turns
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.facts.tokenizer
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What requests may call the model, the name it gives itself first."""
+        return self.config.served_model_names or (self.engine.config.model,)
+
+    def check_model(self, name: str | None) -> str:
+        """The name of the model that answers a request for `name`. Raises `ModelNotFound`; None is any."""
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            known = ", ".join(map(show, self.model_names))
+            raise ModelNotFound(
+                f"the model {show(name)} does not exist; this server has {known}", param="model"
+            )
+        return name
+
+
+def state_of(request: Request) -> ServerState:
+    """The state of the app that serves `request`; usable as a dependency."""
+    state: ServerState = request.app.state.octavo
+    return state
