@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 CAPACITY = 256
@@ -37,18 +37,18 @@ class Turns:
         self._special = tuple(s for s in special if s)
         self._capacity = capacity
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str | None, str], list[int]] = OrderedDict()
+        self._known: OrderedDict[tuple[Hashable, str], list[int]] = OrderedDict()
 
-    def encode(self, text: str, owner: str | None = None) -> list[int]:
+    def encode(self, text: str, owner: Hashable = None) -> list[int]:
         """Token ids of a rendered conversation, those of the longest remembered beginning kept."""
         with self._lock:
             known, ids = self._longest(text, owner)
         rest = text[len(known) :]
         return ids + (self._codec.encode(rest, add_special_tokens=False) if rest else [])
 
-    def _longest(self, text: str, owner: str | None) -> tuple[str, list[int]]:
+    def _longest(self, text: str, owner: Hashable) -> tuple[str, list[int]]:
         """The longest remembered beginning of `text`, and its ids."""
-        best: tuple[str | None, str] | None = None
+        best: tuple[Hashable, str] | None = None
         for key in self._known:
             name, known = key
             if name == owner and (best is None or len(known) > len(best[1])) and self._continues(known, text):
@@ -58,7 +58,7 @@ class Turns:
         self._known.move_to_end(best)
         return best[1], self._known[best]
 
-    def remember(self, prompt: str, token_ids: Sequence[int], owner: str | None = None) -> None:
+    def remember(self, prompt: str, token_ids: Sequence[int], owner: Hashable = None) -> None:
         """`token_ids` are those of the rendered `prompt` and of the answer to it.
 
         Nothing is kept where the ids do not spell the prompt (a tokenizer that normalises text).
