@@ -2,13 +2,13 @@ import random
 
 import pytest
 
-from octavo.cache.blocks import Block
+from octavo.cache.blocks import Block, Owner
 from octavo.cache.policy import LRU, POLICIES, CostAware
 from octavo.cache.prefix import Node
 
 
 def idle(nbytes: int = 10, priority: int = 0, uses: int = 1) -> Block:
-    block = Block(0, nbytes, 0, 0, "bf16", priority, True)
+    block = Block(0, nbytes, 0, 0, "bf16", priority, True, Owner("t"))
     block.sealed, block.refs, block.uses = True, 0, uses
     block.node = Node(Node(None, b"", b"", 1), b"", b"", 1)
     return block

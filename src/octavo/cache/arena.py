@@ -118,6 +118,10 @@ class Arena:
             self._fill(top, self.bytes_total - top)
         return moved
 
+    def slabs(self) -> list[Slab]:
+        """All slabs, by address. What lies between them is free for any class."""
+        return sorted({id(s): s for s in self._slab_of.values()}.values(), key=lambda s: s.start)
+
     def check(self) -> set[int]:
         """Offsets in use. Raises `BooksDoNotBalance` unless slabs and gaps tile the buffer and the free bytes
         agree."""

@@ -9,7 +9,7 @@ Node         (prefix.py) the identity of a sealed block: parent and token ids, s
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.cache.dropping import DropRule
 from octavo.cache.hashing import Namespace
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 FREED = -1
 
 
+class Owner(NamedTuple):
+    """For whom a block was computed: a tenant, the label the request was given, and the request."""
+
+    tenant: str
+    label: str | None = None
+    request_id: str | None = None
+
+
 class Block:
     """One block. `refs` counts the leases that hold it, `idle_children` the blocks without one that need it to
     be found.
@@ -27,6 +35,7 @@ class Block:
     `priority` is that of its most important user so far, so a parent is never less important than its child.
     `exact` says that everything it was computed from was exact. `pinned_until` is a clock time, 0 when
     unpinned. `uses` counts the leases that ever held it and its parent; `rank` belongs to the eviction policy.
+    `used_at` is when its last reader left, on the cache's clock. Nothing is decided by `owner`.
     """
 
     __slots__ = (
@@ -38,16 +47,26 @@ class Block:
         "nbytes",
         "node",
         "offset",
+        "owner",
         "pinned_until",
         "priority",
         "rank",
         "refs",
         "sealed",
+        "used_at",
         "uses",
     )
 
     def __init__(
-        self, offset: int, nbytes: int, group: int, index: int, format: str, priority: int, exact: bool
+        self,
+        offset: int,
+        nbytes: int,
+        group: int,
+        index: int,
+        format: str,
+        priority: int,
+        exact: bool,
+        owner: Owner,
     ) -> None:
         self.offset = offset
         self.nbytes = nbytes
@@ -56,12 +75,14 @@ class Block:
         self.format = format
         self.priority = priority
         self.exact = exact
+        self.owner = owner
         self.sealed = False
         self.refs = 1
         self.uses = 1
         self.idle_children = 0
         self.node: Node | None = None
         self.pinned_until = 0.0
+        self.used_at = 0.0
         self.rank = 0.0
 
     def __repr__(self) -> str:
@@ -110,7 +131,7 @@ class Lease:
     the last published block (None: none yet). `attached` ends for good when a block could not be published,
     because no later block can then be found through it. `pedigree` is False once something it reads is not
     exact. A lease with `reuse=False` matches nothing but still publishes. `drops` is the rule by which it drops
-    context; what it computes after that is its own.
+    context; what it computes after that is its own. `owner` is written on the blocks it makes.
     """
 
     __slots__ = (
@@ -121,6 +142,7 @@ class Lease:
         "exact",
         "keys",
         "namespace",
+        "owner",
         "pedigree",
         "priority",
         "reuse",
@@ -137,8 +159,10 @@ class Lease:
         exact: bool = False,
         reuse: bool = True,
         drops: DropRule | None = None,
+        owner: Owner | None = None,
     ) -> None:
         self.namespace = namespace
+        self.owner = owner or Owner(namespace.tenant)
         self.priority = priority
         self.exact = exact
         self.reuse = reuse

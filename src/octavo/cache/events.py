@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import NamedTuple
+
+from octavo.cache.blocks import Owner
 
 CAPACITY = 65_536
 
@@ -11,8 +13,8 @@ CAPACITY = 65_536
 class Event(NamedTuple):
     """`kind` is stored, reclaimed, preempted, resumed, pinned or pin_refused.
 
-    `time` is the engine's clock in seconds. Block events carry `group`, `digest` and the block's `tokens` (a
-    count), request events `request_id` and the `choice` index; pins carry both counts of tokens and the
+    `time` is the engine's clock in seconds. Block events carry `group`, `digest`, the block's `owner` and `tokens`
+    (a count), request events `request_id` and the `choice` index; pins carry both counts of tokens and the
     request.
     """
 
@@ -24,16 +26,21 @@ class Event(NamedTuple):
     group: int = 0
     digest: bytes = b""
     tokens: int = 0
+    owner: Owner | None = None
 
 
 class EventLog:
-    """The last `capacity` events; `lost` counts those that nobody drained in time."""
+    """The last `capacity` events; `lost` counts those that nobody drained in time, `reclaimed` all blocks that were,
+    by reason."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._events: deque[Event] = deque(maxlen=capacity)
         self.lost = 0
+        self.reclaimed: Counter[str] = Counter()
 
     def add(self, event: Event) -> None:
+        if event.kind == "reclaimed":
+            self.reclaimed[event.reason] += 1
         if len(self._events) == self._events.maxlen:
             self.lost += 1
         self._events.append(event)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from octavo.cache import audit
 from octavo.cache.arena import Arena, Memory
-from octavo.cache.blocks import Block, BlockTable, Lease
+from octavo.cache.blocks import Block, BlockTable, Lease, Owner
 from octavo.cache.dropping import DropRule
 from octavo.cache.events import Event, EventLog
 from octavo.cache.hashing import Namespace
@@ -101,10 +101,11 @@ class CacheManager:
         exact: bool = False,
         reuse: bool = True,
         drops: DropRule | None = None,
+        owner: Owner | None = None,
     ) -> Lease:
         """A lease that holds nothing yet. With `reuse=False` it never matches (its blocks are still
         published)."""
-        return Lease(len(self._sizes), namespace, priority, exact, reuse and self.enabled, drops)
+        return Lease(len(self._sizes), namespace, priority, exact, reuse and self.enabled, drops, owner)
 
     def find(self, lease: Lease, token_ids: Sequence[int]) -> Match:
         """What of `token_ids` the cache holds. Changes nothing; the match is good until the next change."""
@@ -210,7 +211,13 @@ class CacheManager:
         if need > self.bytes_available:
             return None
         child = Lease(
-            len(self._sizes), lease.namespace, lease.priority, lease.exact, lease.reuse, lease.drops
+            len(self._sizes),
+            lease.namespace,
+            lease.priority,
+            lease.exact,
+            lease.reuse,
+            lease.drops,
+            lease.owner,
         )
         child.keys, child.digests = list(lease.keys), list(lease.digests)
         child.computed, child.sealed, child.tip = lease.computed, lease.sealed, lease.tip
@@ -349,6 +356,7 @@ class CacheManager:
         block.refs -= 1
         if block.refs:
             return
+        block.used_at = self.clock()
         if block.node is None:
             self._free(block)
         else:
@@ -369,7 +377,7 @@ class CacheManager:
         offset = self.arena.allocate(size)
         if offset is None:
             offset = self._compact(size)
-        block = Block(offset, size, g, i, self.layout.format, lease.priority, lease.pedigree)
+        block = Block(offset, size, g, i, self.layout.format, lease.priority, lease.pedigree, lease.owner)
         self.blocks.add(block)
         self.blocks_open += 1
         return block
@@ -424,4 +432,4 @@ class CacheManager:
     def _note(self, kind: str, reason: str, block: Block) -> None:
         assert block.node is not None
         digest, size = block.node.digest, self.layout.block_size
-        self.log.add(Event(self.clock(), kind, reason, None, 0, block.group, digest, size))
+        self.log.add(Event(self.clock(), kind, reason, None, 0, block.group, digest, size, block.owner))

@@ -27,7 +27,7 @@ class Request:
     """One prompt and how to treat it. A smaller `priority` is more important; `arrival` orders equals.
 
     `reuse=False` computes every prompt token (e.g. to return prompt log-probs). `drops` is the rule by which its
-    sequences drop context; they then have no limit of length. `params` is carried for the
+    sequences drop context; they then have no limit of length. `label` is shown to people, nothing depends on it. `params` is carried for the
     engine; the scheduler reads nothing of it.
     """
 
@@ -42,6 +42,7 @@ class Request:
     reuse: bool = True
     drops: DropRule | None = None
     seed: int | None = None
+    label: str | None = None
     params: SamplingParams | None = None
     receipt: Receipt = field(init=False)
     sequences: list[Sequence] = field(init=False, default_factory=list)

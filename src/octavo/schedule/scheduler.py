@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from octavo.cache.blocks import Lease
+from octavo.cache.blocks import Lease, Owner
 from octavo.cache.events import Event
 from octavo.cache.manager import CacheManager
 from octavo.cache.prefix import Match
@@ -362,6 +362,7 @@ class Scheduler:
             exact=request.exact,
             reuse=request.reuse,
             drops=request.drops,
+            owner=Owner(request.namespace.tenant, request.label, request.request_id),
         )
 
     def _wait(self, sequence: Sequence) -> None:
