@@ -164,6 +164,7 @@ class Engine:
                     f"{field} needs a tokenizer, which this model does not have; leave it out", param=field
                 )
         token_ids = self._encode(prompt, vocab_size)
+        _check_pin(params.cache_ttl_tokens, len(token_ids))
         arrival = self._arrivals
         self._arrivals += 1
         request = Request(
@@ -174,6 +175,7 @@ class Engine:
             priority=params.priority,
             namespace=Namespace(self._model_key, self.config.tenant, params.cache_salt),
             cache_ttl=params.cache_ttl,
+            cache_ttl_tokens=params.cache_ttl_tokens,
             exact=params.exact,
             reuse=params.prompt_logprobs is None,
             drops=self._drop_rule(params, len(token_ids)),
@@ -425,6 +427,14 @@ class Engine:
     def events(self) -> list[Event]:
         """What happened to blocks and sequences since the last call."""
         return self.cache.events()
+
+
+def _check_pin(tokens: int | None, prompt_len: int) -> None:
+    if tokens is not None and tokens > prompt_len:
+        raise InvalidRequest(
+            f"cache_ttl_tokens={tokens} is more than the prompt has; cache_ttl_tokens={prompt_len} works",
+            param="cache_ttl_tokens",
+        )
 
 
 def drawn_seed(engine_seed: int, arrival: int) -> int:

@@ -41,6 +41,7 @@ class SamplingParams:
     | priority | a smaller number is more important |
     | cache_salt | requests share cached blocks only under the same salt; None is none, `""` is one |
     | cache_ttl | seconds for which the blocks of this request stay pinned after it |
+    | cache_ttl_tokens | pin the full blocks of that many first prompt tokens only, once they are computed |
     | exact | never match or hold blocks that are not bit-exact |
     | context_policy, sinks, window | "window": beyond sinks + window the oldest after the sinks are dropped |
     """
@@ -69,6 +70,7 @@ class SamplingParams:
     priority: int = 0
     cache_salt: str | None = None
     cache_ttl: float | None = None
+    cache_ttl_tokens: int | None = None
     exact: bool = False
     context_policy: str | None = None
     sinks: int | None = None
@@ -79,6 +81,8 @@ class SamplingParams:
             object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}", self.max_tokens)
+        if self.cache_ttl is None and self.cache_ttl_tokens is not None:
+            _refuse("cache_ttl_tokens", self.cache_ttl_tokens, "used together with cache_ttl", None)
         self._check_context_policy()
 
     def _check_context_policy(self) -> None:
@@ -288,6 +292,7 @@ _CHECKS: dict[str, Check] = {
     "priority": _whole(-(2**63), 2**63 - 1),
     "cache_salt": _text,
     "cache_ttl": _real(0, above=True, optional=True),
+    "cache_ttl_tokens": _whole(1, optional=True),
     "exact": _flag,
     "context_policy": _context_policy,
     "sinks": _whole(0, optional=True),

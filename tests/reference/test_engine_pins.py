@@ -6,6 +6,7 @@ import pytest
 
 from octavo.cache.policy import LRU, CostAware
 from octavo.engine import Engine
+from octavo.errors import InvalidRequest
 from support.engines import finish, greedy, submit, together
 
 PROMPT = list(range(64))
@@ -21,7 +22,7 @@ def pinned(engine: Engine) -> dict[str, object]:
 
 def test_a_quarter_of_the_cache_may_be_pinned(engine_of: Callable[..., Engine]) -> None:
     engine = engine_of("llama", dtype="float32", kv_cache_memory=4 * BYTES)
-    assert pinned(engine) == {"ttl_s": 60.0, "blocks": 4, "bytes": BYTES, "refused": None}
+    assert pinned(engine) == {"ttl_s": 60.0, "tokens": 64, "blocks": 4, "bytes": BYTES, "refused": None}
     less = engine_of("llama", dtype="float32", kv_cache_memory=4 * BYTES - 1)
     assert pinned(less)["refused"] == f"over max_pinned={BYTES - 1} bytes by 1"
 
@@ -42,6 +43,30 @@ def test_pinned_blocks_outlive_others(engine_of: Callable[..., Engine]) -> None:
     live = submit(engine, "again", (PROMPT, greedy(1)))
     finish(engine)
     assert live.request.receipt.reused_tokens == 48
+
+
+@pytest.mark.parametrize(("limit", "blocks"), [(1, 0), (16, 1), (33, 2), (64, 4)])
+def test_a_part_of_the_prompt_can_be_pinned_alone(
+    limit: int, blocks: int, engine_of: Callable[..., Engine]
+) -> None:
+    """It is pinned as soon as it is computed, once however many choices there are, and stays after an abort."""
+    engine = engine_of("llama", dtype="float32", max_num_batched_tokens=40)
+    live = submit(engine, "part", (PROMPT, greedy(20, n=3, cache_ttl=60.0, cache_ttl_tokens=limit)))
+    engine.step()
+    assert bool(live.request.receipt.pinned) == (limit <= 40)
+    for _ in range(3):
+        engine.step()
+    [pin] = live.request.receipt.pinned
+    assert (pin.tokens, pin.blocks, pin.refused) == (blocks * 16, blocks, None)
+    engine.abort("part")
+    engine.check()
+    assert engine.stats().bytes_pinned == blocks * BYTES // 4
+
+
+def test_no_more_than_the_prompt_can_be_pinned_alone(engine_of: Callable[..., Engine]) -> None:
+    engine = engine_of("llama", dtype="float32")
+    with pytest.raises(InvalidRequest, match="cache_ttl_tokens=64 works"):
+        engine.prepare("long", PROMPT, greedy(1, cache_ttl=1.0, cache_ttl_tokens=65))
 
 
 @pytest.mark.parametrize(("name", "policy"), [("lru", LRU), ("cost", CostAware)])

@@ -228,7 +228,13 @@ def test_a_pin_keeps_blocks_until_its_time_is_over(single_of: Callable[..., Engi
     engine.cache.clock = clock = Clock()
     pinned = receipt_of(engine, PROMPT, cache_ttl=60.0)
     size = 10 * engine.layout.block_bytes(0)
-    assert pinned.to_dict()["pinned"] == {"ttl_s": 60.0, "blocks": 10, "bytes": size, "refused": None}
+    assert pinned.to_dict()["pinned"] == {
+        "ttl_s": 60.0,
+        "tokens": 10 * B,
+        "blocks": 10,
+        "bytes": size,
+        "refused": None,
+    }
     assert receipt_of(engine, tokens(9, 8)).to_dict()["pinned"] is None
     crowd = [tokens(12 * B, 20 + i) for i in range(4)]
     for prompt in crowd:
@@ -252,6 +258,7 @@ def test_a_pin_over_budget_is_refused_in_the_receipt(single_of: Callable[..., En
     refused = receipt_of(engine, tokens(10 * B + 1, 2), cache_ttl=60.0).to_dict()["pinned"]
     assert refused == {
         "ttl_s": 60.0,
+        "tokens": 0,
         "blocks": 0,
         "bytes": 0,
         "refused": f"over max_pinned={12 * block} bytes by {8 * block}",

@@ -114,7 +114,8 @@ def test_work_after_a_preemption_is_recomputed_not_computed():
 def test_pins_show_in_the_receipt():
     world = World(blocks=8, max_pinned=3 * World().layout.block_bytes(0))
     kept = world.generate(words(1, 9), 1, cache_ttl=30.0).receipt.to_dict()["pinned"]
-    assert kept == {"ttl_s": 30.0, "blocks": 2, "bytes": 2 * world.layout.block_bytes(0), "refused": None}
+    size = 2 * world.layout.block_bytes(0)
+    assert kept == {"ttl_s": 30.0, "tokens": 8, "blocks": 2, "bytes": size, "refused": None}
     refused = world.generate(words(2, 9), 1, cache_ttl=30.0).receipt.to_dict()["pinned"]
     assert refused["blocks"] == 0
     assert "max_pinned" in refused["refused"]

@@ -36,6 +36,7 @@ BAD_VALUES = {
     "priority": [1.5, None, True, 2**63],
     "cache_salt": [1, b"salt", True, "\ud834"],
     "cache_ttl": [0, -1, math.nan, math.inf, True, "60"],
+    "cache_ttl_tokens": [0, -1, 1.5, True, "60", 60],
     "exact": [1, None, "yes"],
     "context_policy": ["drop", "", 1, True],
     "sinks": [4],

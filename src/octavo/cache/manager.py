@@ -252,10 +252,15 @@ class CacheManager:
         lease.clear()
         self.leases.discard(lease)
 
-    def pin(self, lease: Lease, ttl_s: float, request_id: str | None = None) -> Pinned:
-        """Keep the published blocks of `lease` for `ttl_s` seconds, all of them or, over budget, none. Those
-        behind a gap are not pinned: they are found only as long as what was dropped is there."""
+    def pin(
+        self, lease: Lease, ttl_s: float, request_id: str | None = None, limit: int | None = None
+    ) -> Pinned:
+        """Keep the published blocks of `lease` (of its first `limit` positions) for `ttl_s` seconds, all of them or,
+        over budget, none. Those behind a gap are not pinned: they are found only as long as what was dropped is
+        there."""
         end = lease.gone.start if lease.gone else lease.sealed
+        if limit is not None:
+            end = min(end, limit // self.layout.block_size)
         blocks = [
             b
             for table in lease.tables
@@ -270,7 +275,7 @@ class CacheManager:
         elif over > 0:
             outcome = Pinned(ttl_s, 0, 0, f"over max_pinned={self.pins.budget} bytes by {over}")
         else:
-            outcome = Pinned(ttl_s, len(blocks), nbytes)
+            outcome = Pinned(ttl_s, len(blocks), nbytes, tokens=tokens)
             self.pins.add(blocks, self.clock() + ttl_s)
         kind, reason = (
             ("pinned", "cache_ttl") if outcome.refused is None else ("pin_refused", outcome.refused)

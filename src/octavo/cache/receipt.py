@@ -22,16 +22,23 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What a request for `cache_ttl` got: `bytes` newly or again kept for `ttl_s` seconds, or `refused` and
-    why."""
+    """What a request for `cache_ttl` got: `bytes` of its first `tokens` tokens, newly or again kept for `ttl_s`
+    seconds, or `refused` and why."""
 
     ttl_s: float
     blocks: int
     bytes: int
     refused: str | None = None
+    tokens: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {"ttl_s": self.ttl_s, "blocks": self.blocks, "bytes": self.bytes, "refused": self.refused}
+        return {
+            "ttl_s": self.ttl_s,
+            "tokens": self.tokens,
+            "blocks": self.blocks,
+            "bytes": self.bytes,
+            "refused": self.refused,
+        }
 
 
 @dataclass(slots=True)
@@ -112,4 +119,5 @@ class Receipt:
             return None
         refused = next((p.refused for p in self.pinned if p.refused is not None), None)
         blocks, nbytes = sum(p.blocks for p in self.pinned), sum(p.bytes for p in self.pinned)
-        return Pinned(self.pinned[0].ttl_s, blocks, nbytes, refused).to_dict()
+        tokens = max(p.tokens for p in self.pinned)
+        return Pinned(self.pinned[0].ttl_s, blocks, nbytes, refused, tokens).to_dict()

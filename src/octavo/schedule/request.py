@@ -26,6 +26,7 @@ class Status(Enum):
 class Request:
     """One prompt and how to treat it. A smaller `priority` is more important; `arrival` orders equals.
 
+    `cache_ttl` pins what it leaves behind, or its first `cache_ttl_tokens` prompt tokens as soon as they are computed.
     `reuse=False` computes every prompt token (e.g. to return prompt log-probs). `drops` is the rule by which its
     sequences drop context; they then have no limit of length. `label` is shown to people, nothing depends on it. `params` is carried for the
     engine; the scheduler reads nothing of it.
@@ -38,6 +39,7 @@ class Request:
     priority: int = 0
     namespace: Namespace = field(default_factory=Namespace)
     cache_ttl: float | None = None
+    cache_ttl_tokens: int | None = None
     exact: bool = False
     reuse: bool = True
     drops: DropRule | None = None

@@ -186,6 +186,7 @@ class Scheduler:
             sequence.request.receipt.step(fresh, again, blocks, len(ids), format)
             self.totals.step(fresh, again, blocks, len(ids), format)
             self._note_dropped(sequence, chunk.stop - 1)
+            self._pin_prompt(sequence)
             sampled.append((sequence, ids))
         for sequence, ids in sampled:
             if len(ids) > 1:
@@ -193,6 +194,20 @@ class Scheduler:
             else:
                 sequence.token_ids.extend(ids)
         self._let_go_late()
+
+    def _pin_prompt(self, sequence: Sequence) -> None:
+        request = sequence.request
+        pinned, tokens = request.receipt.pinned, request.cache_ttl_tokens
+        if tokens is not None and not pinned and sequence.num_computed >= tokens:
+            self._pin(sequence)
+
+    def _pin(self, sequence: Sequence) -> None:
+        request = sequence.request
+        if request.cache_ttl is not None:
+            outcome = self.cache.pin(
+                sequence.lease, request.cache_ttl, request.request_id, request.cache_ttl_tokens
+            )
+            request.receipt.pinned.append(outcome)
 
     def _note_dropped(self, sequence: Sequence, position: int) -> None:
         drops = sequence.lease.drops
@@ -378,10 +393,8 @@ class Scheduler:
         sequence.finish_reason = reason
         if was_running:
             self._filling.stop(sequence)
-            ttl = sequence.request.cache_ttl
-            if pin and ttl:
-                request_id = sequence.request.request_id
-                sequence.request.receipt.pinned.append(self.cache.pin(sequence.lease, ttl, request_id))
+            if pin and sequence.request.cache_ttl_tokens is None:
+                self._pin(sequence)
             if self._in_flight and any(chunk.sequence is sequence for chunk in self._in_flight.chunks):
                 self._release_late.append(sequence)
             else:
