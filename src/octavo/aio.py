@@ -14,7 +14,7 @@ import itertools
 import logging
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
@@ -27,6 +27,7 @@ from octavo.live import LiveRequest
 from octavo.model.pull import Notice
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import SamplingParams
+from octavo.turns import Turns
 
 logger = logging.getLogger("octavo")
 
@@ -61,25 +62,31 @@ class AsyncEngine:
         except BaseException:  # Ctrl-C while it loads, too
             self._inbox.put(None)
             raise
+        self.tokenizer = self._engine.tokenizer
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
-    ) -> AsyncIterator[RequestOutput]:
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        tenant: str | None = None,
+        label: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Snapshots of one request, each with all that came so far; the last one is `finished`.
 
         Steps are merged when the reader is slow. Raises the errors of this request: `InvalidRequest` (also for an id
         in use), `Overloaded`, and `OctavoError` if the engine ends before it. Leaving or cancelling the iterator
-        aborts the request. An id is made up where none is given.
+        aborts the request. An id is made up where none is given; `tenant` and `label` as in `Engine.prepare`.
         """
         name = f"request-{next(self._names)}" if request_id is None else request_id
         if not isinstance(name, str):
             raise InvalidRequest(f"request_id={name!r} is not a string", param="request_id")
-        here = asyncio.get_running_loop()
-        with self._lock:
-            if self._ended is not None:
-                raise self._ended()
-            prepared = here.run_in_executor(self._door, self._prepare, name, prompt, params)
-        stream = _Stream(here, await prepared)
+        own = SamplingParams() if params is None else params
+        prepared = await self._at_door(
+            lambda engine: engine.prepare(name, prompt, own, tenant=tenant, label=label)
+        )
+        stream = _Stream(asyncio.get_running_loop(), prepared)
         try:
             await self.call(lambda engine: self._submit(engine, stream))
             while True:
@@ -105,6 +112,15 @@ class AsyncEngine:
         """As `call`, for those who are in no event loop."""
         return self._send(function)
 
+    async def aside(self, function: Callable[[], T]) -> T:
+        """What `function` returns or raises in the thread that encodes prompts, off the event loop and beside the
+        steps: for chat templates and text. Raises what ended the engine once it has ended."""
+        return await self._at_door(lambda _: function())
+
+    def turns(self) -> Turns:
+        """A memory of conversations for this model's tokenizer."""
+        return Turns.of(self.tokenizer)
+
     async def stats(self) -> EngineStats:
         """The account of the cache now."""
         return await self.call(Engine.stats)
@@ -129,12 +145,19 @@ class AsyncEngine:
 
     shutdown = close  # vLLM's name for it
 
-    def _prepare(self, request_id: str, prompt: Prompt, params: SamplingParams | None) -> LiveRequest:
-        engine = self._engine
-        if engine is None:
-            assert self._ended is not None
-            raise self._ended()
-        return engine.prepare(request_id, prompt, SamplingParams() if params is None else params)
+    async def _at_door(self, function: Callable[[Engine], T]) -> T:
+        def enter() -> T:
+            engine = self._engine
+            if engine is None:
+                assert self._ended is not None
+                raise self._ended()
+            return function(engine)
+
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended()
+            entered = asyncio.get_running_loop().run_in_executor(self._door, enter)
+        return await entered
 
     def _send(self, function: Callable[[Engine], T]) -> Future[T]:
         call = _Call(function)

@@ -143,13 +143,25 @@ class Engine:
         """Whether `step` would compute anything."""
         return self.scheduler.has_work
 
-    def prepare(self, request_id: str, prompt: Prompt, params: SamplingParams) -> LiveRequest:
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        tenant: str | None = None,
+        label: str | None = None,
+    ) -> LiveRequest:
         """Check a request against model and cache; nothing is queued yet.
 
+        It finds blocks of its own `tenant` only (None: the engine's). `label` is shown to those who look on.
         Raises `InvalidRequest` (also `ContextLengthExceeded`, `KVCacheTooSmall`) naming field and value.
         """
         if not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params={params!r} is not a SamplingParams", param="params")
+        for field, value in (("tenant", tenant), ("label", label)):
+            if not isinstance(value, str | None):
+                raise InvalidRequest(f"{field}={show(value)} is not a string", param=field)
         if params.exact and not self.runner.exact:
             raise InvalidRequest(
                 "exact=True cannot be promised for this model on this machine: the start-up probe found rows that "
@@ -173,7 +185,7 @@ class Engine:
             prompt_token_ids=token_ids,
             n=params.n,
             priority=params.priority,
-            namespace=Namespace(self._model_key, self.config.tenant, params.cache_salt),
+            namespace=self.namespace(tenant, params.cache_salt),
             cache_ttl=params.cache_ttl,
             cache_ttl_tokens=params.cache_ttl_tokens,
             exact=params.exact,
@@ -181,12 +193,17 @@ class Engine:
             drops=self._drop_rule(params, len(token_ids)),
             seed=drawn_seed(self.config.seed, arrival) if params.seed is None else params.seed,
             params=params,
+            label=label,
         )
         self.scheduler.check(request)
         live = LiveRequest(request, prompt if isinstance(prompt, str) else None, params)
         words = bad_word_ids(params.bad_words, lambda text: self.tokenizer.encode(text, False))
         live.bad_words = tuple(word for word in words if max(word) < vocab_size)  # others cannot come
         return live
+
+    def namespace(self, tenant: str | None = None, salt: str | None = None) -> Namespace:
+        """What a request of `tenant` (None: the engine's) shares its blocks with."""
+        return Namespace(self._model_key, self.config.tenant if tenant is None else tenant, salt)
 
     def _drop_rule(self, params: SamplingParams, prompt_len: int) -> DropRule | None:
         if params.context_policy is None:
@@ -402,8 +419,7 @@ class Engine:
 
     def turns(self) -> Turns:
         """A memory of conversations for this model's tokenizer."""
-        hf = self.tokenizer.hf
-        return Turns(self.tokenizer, () if hf is None else tuple(hf.all_special_tokens))
+        return Turns.of(self.tokenizer)
 
     def stats(self) -> EngineStats:
         """The account of the cache now."""

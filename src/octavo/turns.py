@@ -11,7 +11,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    from octavo.model.tokenizer import Tokenizer
 
 CAPACITY = 256
 
@@ -27,7 +30,7 @@ class Codec(Protocol):
 
 
 class Turns:
-    """The last `capacity` answered prompts, by (owner, text); an owner never sees another's ids.
+    """The last `capacity` answered prompts, by (owner, text); an owner (any hashable value) never sees another's ids.
 
     `special` are the texts of the special tokens. Safe to use from several threads.
     """
@@ -38,6 +41,11 @@ class Turns:
         self._capacity = capacity
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[Hashable, str], list[int]] = OrderedDict()
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        """A memory for the conversations that `tokenizer` encodes."""
+        return cls(tokenizer, () if tokenizer.hf is None else tuple(tokenizer.hf.all_special_tokens))
 
     def encode(self, text: str, owner: Hashable = None) -> list[int]:
         """Token ids of a rendered conversation, those of the longest remembered beginning kept."""

@@ -28,8 +28,8 @@ class Request:
 
     `cache_ttl` pins what it leaves behind, or its first `cache_ttl_tokens` prompt tokens as soon as they are computed.
     `reuse=False` computes every prompt token (e.g. to return prompt log-probs). `drops` is the rule by which its
-    sequences drop context; they then have no limit of length. `label` is shown to people, nothing depends on it. `params` is carried for the
-    engine; the scheduler reads nothing of it.
+    sequences drop context; they then have no limit of length. `label` is a name of the client's for those who
+    look on. Label and `params` are carried for others; the scheduler reads nothing of them.
     """
 
     request_id: str
@@ -44,8 +44,8 @@ class Request:
     reuse: bool = True
     drops: DropRule | None = None
     seed: int | None = None
-    label: str | None = None
     params: SamplingParams | None = None
+    label: str | None = None
     receipt: Receipt = field(init=False)
     sequences: list[Sequence] = field(init=False, default_factory=list)
     arrived_at: float = field(init=False, default=0.0)
