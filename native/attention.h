@@ -17,6 +17,7 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
+constexpr float kLog2E = 1.44269504f;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 inline int padded_dim(int dim) { return (dim + W - 1) / W * W; }
@@ -38,8 +39,8 @@ struct Partial {
 inline void merge(const Partial& state, const Partial& span, int dim) {
   if (span.top() == kNothing) return;
   const float top = std::max(state.top(), span.top());
-  const F keep = set1(state.top() == kNothing ? 0.0f : exp_scalar(state.top() - top));
-  const F take = set1(exp_scalar(span.top() - top));
+  const F keep = set1(state.top() == kNothing ? 0.0f : exp2_scalar(state.top() - top));
+  const F take = set1(exp2_scalar(span.top() - top));
   for (int i = 0; i < padded_dim(dim); i += W)
     store(state.acc() + i, fma(load(span.acc() + i), take, mul(load(state.acc() + i), keep)));
   float lane[W];
@@ -157,24 +158,27 @@ inline void scores(const SpanReader<T>& span, const uint32_t* words, int dim, in
   }
 }
 
-// One row's scores to weights: scaled, capped, masked to [low, high); returns nothing outside [from, to) untouched.
+// One row's scores to weights: scaled (by a positive number), capped, masked to [low, high); returns nothing outside
+// [from, to) untouched. Exponents are those of 2, so the row's top is in units of ln 2.
 template <class T>
 inline void soften(float* score, T* weight, int low, int high, int from, int to, float scale, float cap,
                    const Partial& out) {
-  F top = set1(kNothing);
-  for (int p = from; p < to; p += W) {
-    F s = mul(load(score + p), set1(scale));
-    if (cap > 0.0f) s = mul(tanh(mul(s, set1(1.0f / cap))), set1(cap));
-    if (p < low || p + W > high) s = keep_lanes(s, set1(kNothing), std::clamp(low - p, 0, W), std::clamp(high - p, 0, W));
-    store(score + p, s);
-    top = max(s, top);
+  const auto masked = [&](F s, F other, int p) {
+    return p < low || p + W > high ? keep_lanes(s, other, std::clamp(low - p, 0, W), std::clamp(high - p, 0, W)) : s;
+  };
+  if (cap > 0.0f) {
+    for (int p = from; p < to; p += W)
+      store(score + p, tanh(mul(load(score + p), set1(scale / cap))));
+    scale = cap;
   }
-  out.top() = reduce_max(top);
-  const F shift = set1(out.top());
+  F top = set1(kNothing);
+  for (int p = from; p < to; p += W) top = max(masked(load(score + p), set1(kNothing), p), top);
+  const F unit = set1(scale * kLog2E);
+  out.top() = reduce_max(top) * (scale * kLog2E);
+  const F shift = set1(-out.top());
   F sum = zero();
   for (int p = from; p < to; p += W) {
-    F e = exp(sub(load(score + p), shift));
-    if (p < low || p + W > high) e = keep_lanes(e, zero(), std::clamp(low - p, 0, W), std::clamp(high - p, 0, W));
+    const F e = masked(exp2(fma(load(score + p), unit, shift)), zero(), p);
     Elem<T>::store(weight + p, e);
     sum = add(sum, e);
   }

@@ -43,6 +43,16 @@ inline F scale_exponent(F x, F n) {
   return _mm512_castsi512_ps(
       _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23)));
 }
+// x - floor(x), and x * 2^floor(n).
+inline F fraction(F x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+inline F scale_floor(F x, F n) { return _mm512_scalef_ps(x, n); }
+inline float reduce_add(F x) {  // halves onto halves, as the loop below does
+  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+inline float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
 // Lanes from ..< to keep x, the others become y.
 inline F keep_lanes(F x, F y, int from, int to) {
   const __mmask16 m = static_cast<__mmask16>(((to >= 16 ? 0xffffu : (1u << to) - 1u)) & ~((1u << from) - 1u));
@@ -111,6 +121,7 @@ inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 inline F max(F a, F b) { return _mm256_max_ps(a, b); }
 inline F min(F a, F b) { return _mm256_min_ps(a, b); }
 inline F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline F floor(F x) { return _mm256_floor_ps(x); }
 inline F scale_exponent(F x, F n) {
   return _mm256_castsi256_ps(
       _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
@@ -172,6 +183,10 @@ inline F max(F a, F b) { return a > b ? a : b; }
 inline F min(F a, F b) { return a < b ? a : b; }
 inline F round(F x) {
   for (int i = 0; i < W; ++i) x[i] = std::nearbyintf(x[i]);
+  return x;
+}
+inline F floor(F x) {
+  for (int i = 0; i < W; ++i) x[i] = std::floor(x[i]);
   return x;
 }
 inline F scale_exponent(F x, F n) { return (F)((I)x + (__builtin_convertvector(n, I) << 23)); }
@@ -239,6 +254,9 @@ struct Elem<bf16> {
 
 // ---- functions built from the above, the same for every type ----
 
+#if !defined(__AVX512F__)
+inline F fraction(F x) { return sub(x, floor(x)); }
+inline F scale_floor(F x, F n) { return scale_exponent(x, floor(n)); }
 inline float reduce_add(F x) {
   float lane[W];
   store(lane, x);
@@ -254,6 +272,7 @@ inline float reduce_max(F x) {
   for (int i = 1; i < W; ++i) m = lane[i] > m ? lane[i] : m;
   return m;
 }
+#endif
 
 // exp(x), about 1 ulp; x is clamped to where the result is a normal number. exp(0) is exactly 1.
 inline F exp(F x) {
@@ -271,9 +290,23 @@ inline F exp(F x) {
   return scale_exponent(p, n);
 }
 
-inline float exp_scalar(float x) {
+// 2^x for x of at most 127, about 1 ulp; below -126 it is 2^-126. exp2(0) is exactly 1.
+inline F exp2(F x) {
+  x = max(x, set1(-126.0f));
+  const F r = fraction(x);
+  F p = set1(0.000217150253f);
+  p = fma(p, r, set1(0.00124408771f));
+  p = fma(p, r, set1(0.00967806387f));
+  p = fma(p, r, set1(0.0554841525f));
+  p = fma(p, r, set1(0.240229513f));
+  p = fma(p, r, set1(0.693147032f));
+  p = fma(p, r, set1(1.0f));
+  return scale_floor(p, x);
+}
+
+inline float exp2_scalar(float x) {
   float lane[W];
-  store(lane, exp(set1(x)));
+  store(lane, exp2(set1(x)));
   return lane[0];
 }
 

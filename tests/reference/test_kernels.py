@@ -220,6 +220,35 @@ def test_attention_agrees(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_agrees_where_scores_are_far_apart(dtype: torch.dtype, isa: str) -> None:
+    """Weights from 1 down to what underflows, spans of which one outweighs all others."""
+    torch.manual_seed(14)
+    paged = Paged([600], kv_heads=1, q_heads=3, head_dim=64, block_size=16, dtype=dtype)
+    paged.q[0] *= 40
+    for chunk, out in zip([(0, 590, 600)], paged.attend([(0, 590, 600)]), strict=True):
+        torch.testing.assert_close(
+            out.float(), paged.expected(chunk).float(), rtol=1e-2, atol=10 * TOLERANCE[dtype]
+        )
+        assert out.isfinite().all()
+
+
+def test_a_scale_that_is_not_above_0_is_refused() -> None:
+    paged = Paged([8], kv_heads=1, q_heads=1, head_dim=32, block_size=8, dtype=torch.float32)
+    out = torch.empty_like(paged.q[0])
+    plan = native.make_plan(
+        np.array([(0, 8, 0, 0, 1, 0)], dtype=np.int64),
+        paged.tables[0],
+        np.zeros(8, dtype=np.int32),
+        8,
+        None,
+        1,
+    )
+    for scale in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="must be above 0"):
+            native.attention(paged.cache, plan, paged.q[0], out, scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 37, 256, 300])
 def test_attention_bits_do_not_depend_on_how_a_step_is_cut(dtype: torch.dtype, window: int | None) -> None:
     answers = []

@@ -318,7 +318,12 @@ def make_plan(
 def attention(
     cache: LayerCache, plan: AttentionPlan, q: Tensor, out: Tensor, scale: float, softcap: float = 0.0
 ) -> None:
-    """Attention of `q [rows, q_heads, head_dim]` over the cache into `out` of the same shape."""
+    """Attention of `q [rows, q_heads, head_dim]` over the cache into `out` of the same shape.
+
+    Raises `ValueError` unless `scale` is above 0: the kernel takes the largest score before it scales.
+    """
+    if not scale > 0:
+        raise ValueError(f"scale={scale} must be above 0")
     _native.attention(
         _DTYPES[q.dtype],
         plan,
