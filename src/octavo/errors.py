@@ -21,6 +21,8 @@ A message names the field, the value, the limit and the smallest change that wou
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def show(value: object) -> str:
     """`value` for a message: its `repr`, cut to a readable length."""
@@ -140,3 +142,9 @@ class BooksDoNotBalance(OctavoError):
     """A conservation law of the cache does not hold. Always a bug in Octavo."""
 
     code = "books_do_not_balance"
+
+
+def error_body(error: OctavoError) -> dict[str, Any]:
+    """`error` as OpenAI's API writes it, and so do ours and `--json`."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

@@ -17,9 +17,9 @@ import typer
 from octavo import __version__
 from octavo.bench.cli import app as bench
 from octavo.cli.options import with_flags
-from octavo.cli.show import error_body, notice, show_log
+from octavo.cli.show import notice, show_log
 from octavo.config import EngineConfig, Environment
-from octavo.errors import InvalidRequest, OctavoError
+from octavo.errors import InvalidRequest, OctavoError, error_body
 from octavo.params import SamplingParams
 
 # Typer's parser has changed its home between versions; this is its ClickException in all of them.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
-
-from octavo.errors import OctavoError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
@@ -30,12 +28,6 @@ def show_log() -> None:
     logger.setLevel(logging.INFO)
     if not any(isinstance(handler, NoticeHandler) for handler in logger.handlers):
         logger.addHandler(NoticeHandler())
-
-
-def error_body(error: OctavoError) -> dict[str, Any]:
-    """The error as the HTTP API has it."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def finish_reason(output: RequestOutput) -> str:

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.config import ServerConfig
-from octavo.errors import Forbidden, Unauthorized
+from octavo.errors import Forbidden, OctavoError, Unauthorized
+from octavo.server.problems import response_to
 
 ADMIN = "admin"
-OPEN = ("/health", "/version", "/openapi.json", "/docs", "/dashboard")
+OPEN = ("/health", "/version", "/openapi.json", "/dashboard")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,31 @@ class Keyring:
                 "a valid API key is needed; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
             )
         return found[0]
+
+
+class Gate:
+    """ASGI middleware that lets callers in, and leaves them and their tenant in the request's state."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+        self._app = app
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not (self._keyring.required and is_open(scope["path"])):
+            try:
+                caller = self._keyring.identify(scope["headers"])
+                _refuse_foreign_pages(scope)
+            except OctavoError as error:
+                await response_to(scope, error)(scope, receive, send)
+                return
+            scope.setdefault("state", {}).update(caller=caller, tenant=caller.tenant)
+        await self._app(scope, receive, send)
+
+
+def _refuse_foreign_pages(scope: Scope) -> None:
+    """A page of another site must not make its reader's browser use a server that only that reader can reach."""
+    if scope["method"] == "POST" and dict(scope["headers"]).get(b"sec-fetch-site") == b"cross-site":
+        raise Forbidden("requests that a page of another site makes are refused; send them from a program")
 
 
 def require_operator(request: Request) -> None:

@@ -10,6 +10,7 @@ from octavo.config import ServerConfig
 from octavo.engine import Engine
 from octavo.errors import ModelNotFound, show
 from octavo.model.tokenizer import Tokenizer
+from octavo.server.metrics import Metrics
 from octavo.turns import Turns
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class ModelFacts:
             dtype=str(engine.loaded.torch_dtype).removeprefix("torch."),
             kv_cache_dtype=layout.format,
             block_size=engine.config.block_size,
-            blocks=engine.scheduler.arena_limit // engine.config.block_size,
+            blocks=engine.scheduler.limits.arena // engine.config.block_size,
             bytes_total=total,
             exact=engine.runner.exact,
         )
@@ -61,10 +62,12 @@ class ServerState:
     engine: AsyncEngine
     config: ServerConfig
     facts: ModelFacts = field(init=False)
+    metrics: Metrics = field(init=False)
     draining: bool = False
 
     def __post_init__(self) -> None:
         self.facts = self.engine.ask(ModelFacts.of).result()
+        self.metrics = Metrics()
 
     @property
     def turns(self) -> Turns:

@@ -1,0 +1,206 @@
+"""The HTTP server itself: uvicorn, with bounds on what it leaves open.
+
+A connection that takes longer than `body_timeout` for its headers is closed, and so is one whose headers are longer
+than `MAX_HEAD`, or that goes on sending a body that was already refused. Beyond `max_connections` new ones are
+turned away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.config import ServerConfig
+from octavo.errors import ConfigError, OctavoError, error_body
+
+MAX_HEAD = 64 * 1024
+"""Bytes of a request line and its headers."""
+BACKLOG = 2048
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens, before there is anything to answer. Raises `ConfigError` if the port is taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(
+            f"host={host!r} is no address to listen on: {error.strerror}", param="host"
+        ) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port", param="port"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+class Server(uvicorn.Server):
+    """Serves `app` until it is told to stop; requests that run are then finished, new ones refused.
+
+    `stopping` is called when the first signal comes, `aborting` when the second one does.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        *,
+        stopping: Callable[[], None] = lambda: None,
+        aborting: Callable[[], None] = lambda: None,
+    ) -> None:
+        protocol = type("Protocol", (BoundedProtocol,), {"bounds": config})
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+            )
+        )
+        self._stopping = stopping
+        self._aborting = aborting
+        self.aborted = False
+
+    def stop(self) -> None:
+        """Finish what runs and end; the second time, end now. From any thread."""
+        if self.should_exit:
+            self.aborted = self.force_exit = True
+            self._aborting()
+        else:
+            self.should_exit = True
+            self._stopping()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals stop the server and are not raised again after it: to be told to end is no failure."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread
+            for number in signals:
+                loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in signals:
+                with contextlib.suppress(RuntimeError, ValueError):
+                    loop.remove_signal_handler(number)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. `bounds` is set by the subclass that a server makes of it."""
+
+    bounds: ServerConfig
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._head = 0  # bytes of a head that is not complete yet
+        self._in_head = True
+        self._clock: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.bounds.max_connections:
+            self._turn_away(503, f"{self.bounds.max_connections} connections are open; try again later")
+            return
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._head += len(data)
+        super().data_received(data)
+        if self._in_head and self._head > MAX_HEAD and not self.transport.is_closing():
+            self._turn_away(431, f"the headers are longer than {MAX_HEAD} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head = True, 0
+        self._start_clock()
+        # Closing waits until all is sent; to a client that reads nothing it never is.
+        self.scope["extensions"] = {"octavo.abort": self.transport.abort}  # type: ignore[dict-item]
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_clock()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_clock()
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._start_clock()  # for the next request
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle is not None and self.cycle.more_body and not self.transport.is_closing():
+            self._start_clock()  # a refused body is read to its end, so that the client gets to see why
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP."""
+        self._turn_away(400, "this is not a valid HTTP request")
+
+    def _start_clock(self) -> None:
+        self._stop_clock()
+        self._clock = self.loop.call_later(self.bounds.body_timeout, self._too_slow)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _too_slow(self) -> None:
+        self._clock = None
+        if self._in_head and self._head:
+            self._turn_away(408, f"the headers were not complete after {self.bounds.body_timeout:g} s")
+        else:
+            self.transport.close()
+
+    def _turn_away(self, status: int, message: str) -> None:
+        error = OctavoError(message)
+        error.status, error.code = status, "connection_refused"
+        body = json.dumps(error_body(error)).encode()
+        head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        extra = "retry-after: 1\r\n" if status == 503 else ""
+        self.transport.write(f"{head}{extra}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+def allow_connections(count: int) -> None:
+    """Let this process have `count` connections open, as far as the system allows."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
