@@ -14,6 +14,7 @@ from typing import Any
 from octavo.errors import RequestCancelled
 from octavo.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from octavo.params import SamplingParams
+from octavo.server.logs import note
 from octavo.server.state import ServerState
 
 
@@ -103,6 +104,7 @@ async def _snapshots(state: ServerState, job: Job) -> AsyncGenerator[RequestOutp
                 raise RequestCancelled(f"request {job.request_id} was ended by the server")
             if output.finished and job.chat_text is not None:
                 await _remember(state, job, job.chat_text, output)
+            note(output, job.label)
             yield output
 
 

@@ -17,6 +17,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.errors import OctavoError, RequestCancelled
+from octavo.server.logs import note_aborted
+from octavo.server.problems import internal
 
 logger = logging.getLogger("octavo")
 
@@ -45,6 +47,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
+            note_aborted("disconnect")
             raise ClientGone("the client has hung up")
         return task.result()
     finally:
@@ -64,7 +67,7 @@ async def stream(
     *,
     failed: Failed,
     send_timeout: float,
-    dropped: Callable[[str], None],
+    dropped: Callable[[str], None] = note_aborted,
 ) -> Response:
     """A response that sends `events`, each of them one or several whole events.
 
@@ -126,4 +129,4 @@ class _EventStream(Response):
             yield self._failed(error)
         except Exception:
             logger.exception("a stream has failed")
-            yield self._failed(OctavoError("internal error; the server's log has it"))
+            yield self._failed(internal())
