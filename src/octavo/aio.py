@@ -21,13 +21,15 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from octavo.config import EngineConfig
-from octavo.engine import Engine, EngineStats, Prompt
+from octavo.door import Prompt
+from octavo.engine import Engine, EngineStats
 from octavo.errors import ConfigError, InvalidRequest, OctavoError, RequestCancelled
 from octavo.live import LiveRequest
 from octavo.model.pull import Notice
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import SamplingParams
 from octavo.turns import Turns
+from octavo.watch import EngineTotals, Observer
 
 logger = logging.getLogger("octavo")
 
@@ -38,7 +40,7 @@ class AsyncEngine:
     """A model, loaded and ready, for many requests at once. An async context manager.
 
     `model` is an `EngineConfig`, or MODEL with the options of one. The constructor blocks until the model is loaded;
-    raises what `Engine` raises. `abort`, `call` and `close` may be used from any thread or event loop.
+    raises what `Engine` raises. All but `generate` may be used from any thread or event loop.
     """
 
     def __init__(self, model: EngineConfig | str, *, notice: Notice | None = None, **options: Any) -> None:
@@ -120,6 +122,18 @@ class AsyncEngine:
     def turns(self) -> Turns:
         """A memory of conversations for this model's tokenizer."""
         return Turns.of(self.tokenizer)
+
+    async def totals(self) -> EngineTotals:
+        """What has been done since the engine began."""
+        return await self.call(Engine.totals)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` from the next step on, in the engine's thread, and nobody else."""
+        self._send(lambda engine: engine.observe(observer))
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget every published block, while requests run too. Returns how many were forgotten."""
+        return await self.call(Engine.reset_prefix_cache)
 
     async def stats(self) -> EngineStats:
         """The account of the cache now."""

@@ -20,7 +20,7 @@ class Answer:
     """Turns the sampled tokens of one sequence into a `CompletionOutput`.
 
     `limit` is the most tokens of the whole sequence. `decoder` is None for a model without tokenizer: the text is
-    then empty.
+    then empty. `last_token` is when it got its latest token, in seconds.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Answer:
         self.choice = choice
         self.text = ""
         self.finish_reason: FinishReason | None = None
+        self.last_token: float | None = None
         self._limit = limit
         self._eos = eos_token_ids
         self._token_text = token_text

@@ -9,23 +9,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 
 from octavo.answer import Answer, logprob_dict
-from octavo.cache.dropping import DropRule
 from octavo.cache.events import Event
-from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout
 from octavo.cache.manager import CacheManager
 from octavo.config import EngineConfig, Environment, format_bytes
 from octavo.detokenize import find_fallback_byte
-from octavo.errors import InvalidRequest, OctavoError, show
+from octavo.door import Door, Prompt
+from octavo.errors import OctavoError
 from octavo.interrupt import uninterrupted
 from octavo.kernels import native
 from octavo.live import LiveRequest
@@ -36,17 +32,14 @@ from octavo.model.load import LoadedModel, load_model
 from octavo.model.pull import Notice
 from octavo.model.runner import Runner
 from octavo.params import SamplingParams
-from octavo.sample import Choice, Logits, Sampled, Sampler, bad_word_ids, prompt_logprobs
-from octavo.schedule.request import Request
+from octavo.sample import Choice, Logits, Sampled, Sampler, prompt_logprobs
+from octavo.schedule.request import Status
 from octavo.schedule.scheduler import Chunk, Scheduler, StepPlan
 from octavo.sizing import cache_budget, cache_format, context_limit
 from octavo.turns import Turns
+from octavo.watch import EngineTotals, Observer
 
 logger = logging.getLogger("octavo")
-
-Prompt = str | Sequence[int]
-BYTES = (bytes, bytearray, memoryview)  # text that was not decoded, although sequences of ints
-_MAX_POSITIONS = 1 << 24  # the angles of a rotation are computed from float32 positions
 
 
 @dataclass(frozen=True)
@@ -127,15 +120,14 @@ class Engine:
                 format_bytes(budget),
                 self.scheduler.limit,
             )
-        # K and V follow from the weights and from the type they are computed in.
-        self._model_key = f"{self.loaded.digest}:{self.layout.format}"
+        self._door = Door(config, self.loaded, self.layout, self.runner, self.scheduler)
         self._eos = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.loaded.spec.vocab_size)
         self._sampler = Sampler(sorted(self._eos))
         backend = None if self.tokenizer.hf is None else self.tokenizer.hf.backend_tokenizer
         self._decoder = None if backend is None else self.tokenizer
         self._fallback_byte = None if backend is None else find_fallback_byte(backend)
         self._live: dict[str, LiveRequest] = {}
-        self._arrivals = 0
+        self._observer = Observer()
         self.steps = 0
 
     @property
@@ -157,77 +149,7 @@ class Engine:
         It finds blocks of its own `tenant` only (None: the engine's). `label` is shown to those who look on.
         Raises `InvalidRequest` (also `ContextLengthExceeded`, `KVCacheTooSmall`) naming field and value.
         """
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequest(f"params={params!r} is not a SamplingParams", param="params")
-        for field, value in (("tenant", tenant), ("label", label)):
-            if not isinstance(value, str | None):
-                raise InvalidRequest(f"{field}={show(value)} is not a string", param=field)
-        if params.exact and not self.runner.exact:
-            raise InvalidRequest(
-                "exact=True cannot be promised for this model on this machine: the start-up probe found rows that "
-                "depend on their company; leave it out",
-                param="exact",
-            )
-        vocab_size = self.loaded.spec.vocab_size
-        params.check_vocabulary(vocab_size)
-        for field in ("stop", "bad_words"):
-            if getattr(params, field) and self._decoder is None:
-                raise InvalidRequest(
-                    f"{field} needs a tokenizer, which this model does not have; leave it out", param=field
-                )
-        token_ids = self._encode(prompt, vocab_size)
-        _check_pin(params.cache_ttl_tokens, len(token_ids))
-        arrival = self._arrivals
-        self._arrivals += 1
-        request = Request(
-            request_id=request_id,
-            arrival=arrival,
-            prompt_token_ids=token_ids,
-            n=params.n,
-            priority=params.priority,
-            namespace=self.namespace(tenant, params.cache_salt),
-            cache_ttl=params.cache_ttl,
-            cache_ttl_tokens=params.cache_ttl_tokens,
-            exact=params.exact,
-            reuse=params.prompt_logprobs is None,
-            drops=self._drop_rule(params, len(token_ids)),
-            seed=drawn_seed(self.config.seed, arrival) if params.seed is None else params.seed,
-            params=params,
-            label=label,
-        )
-        self.scheduler.check(request)
-        live = LiveRequest(request, prompt if isinstance(prompt, str) else None, params)
-        words = bad_word_ids(params.bad_words, lambda text: self.tokenizer.encode(text, False))
-        live.bad_words = tuple(word for word in words if max(word) < vocab_size)  # others cannot come
-        return live
-
-    def namespace(self, tenant: str | None = None, salt: str | None = None) -> Namespace:
-        """What a request of `tenant` (None: the engine's) shares its blocks with."""
-        return Namespace(self._model_key, self.config.tenant if tenant is None else tenant, salt)
-
-    def _drop_rule(self, params: SamplingParams, prompt_len: int) -> DropRule | None:
-        if params.context_policy is None:
-            return None
-        assert params.sinks is not None
-        assert params.window is not None
-        assert params.max_tokens is not None
-        reason = None
-        if not self.runner.fused:
-            reason = "runs through transformers, whose attention rotates no query a second time"
-        elif any(group.window is not None for group in self.layout.groups):
-            reason = "has layers with a sliding window of their own"
-        if reason is not None:
-            raise InvalidRequest(
-                f"context_policy={params.context_policy!r} does not work with this model, which {reason}; leave it out",
-                param="context_policy",
-            )
-        if prompt_len + params.max_tokens > _MAX_POSITIONS:
-            raise InvalidRequest(
-                f"max_tokens={params.max_tokens} after a prompt of {prompt_len} is more than the {_MAX_POSITIONS} "
-                f"positions that can be told apart; max_tokens={_MAX_POSITIONS - prompt_len} works",
-                param="max_tokens",
-            )
-        return DropRule(params.sinks, params.window, self.config.block_size)
+        return self._door.prepare(request_id, prompt, params, tenant, label)
 
     def submit(self, live: LiveRequest) -> None:
         """Queue a prepared request. Raises `Overloaded` if the queue is full."""
@@ -239,12 +161,25 @@ class Engine:
     def abort(self, request_id: str) -> LiveRequest | None:
         """End a request now; its blocks are free when this returns. None if there is no such request."""
         with uninterrupted():
-            live = self._live.pop(request_id, None)
-            if live is not None:
-                for answer in live.answers:
-                    answer.abort()
-                self.scheduler.abort(request_id)
-            return live
+            return self._stop(request_id, "abort")
+
+    def _stop(self, request_id: str, reason: str) -> LiveRequest | None:
+        live = self._live.get(request_id)
+        if live is not None:
+            for answer in live.answers:
+                answer.abort()
+            self.scheduler.abort(request_id, reason)
+            self._end(live, reason)
+        return live
+
+    def _end(self, live: LiveRequest, reason: str) -> None:
+        del self._live[live.request.request_id]
+        live.ended = self.cache.clock()
+        self._observer.ended(live, reason)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` from now on, and nobody else."""
+        self._observer = observer
 
     def step(self) -> list[LiveRequest]:
         """Compute one step. Returns the requests that have something new, finished ones for the last time.
@@ -366,15 +301,16 @@ class Engine:
                 choices.clear()
         failed = []
         for name, error in errors.items():
-            live = self.abort(name)
-            assert live is not None
+            live = self._live[name]
             live.error = error
+            self._stop(name, "error")
             failed.append(live)
         return failed
 
     def _deliver(self, plan: StepPlan, sampled: list[list[Sampled | OctavoError]]) -> list[LiveRequest]:
         """Hand the sampled tokens to their answers and end those that are complete."""
         touched: dict[str, LiveRequest] = {}
+        now, gaps = self.cache.clock(), []
         for chunk, choices in zip(plan.chunks, sampled, strict=True):
             request = chunk.sequence.request
             if not choices:
@@ -386,36 +322,21 @@ class Engine:
                 assert isinstance(token, Sampled)
                 answer = live.answers[sequence.index]
                 answer.choice.token_ids = sequence.token_ids
+                if answer.last_token is not None:
+                    gaps.append(now - answer.last_token)
+                answer.last_token = now
                 reason = answer.push(token)
                 if reason is not None:
                     self.scheduler.finish(sequence, reason)
-        for name, live in touched.items():
-            if live.finished:
-                del self._live[name]
+        self._observer.token_gaps(gaps)
+        for live in touched.values():
+            live.last_token = now
+            if live.first_token is None:
+                live.first_token = now
+                self._observer.first_token(live)
+            if (why := live.request.finish_reason) is not None:
+                self._end(live, why)
         return list(touched.values())
-
-    def _encode(self, prompt: Prompt, vocab_size: int) -> list[int]:
-        if isinstance(prompt, str):
-            token_ids = self.tokenizer.encode(prompt)
-            if token_ids and max(token_ids) >= vocab_size:
-                raise InvalidRequest(
-                    f"the tokenizer makes token id {max(token_ids)} of this text, and the model knows ids from 0 to "
-                    f"{vocab_size - 1}; use the tokenizer that the model was made with",
-                    param="prompt",
-                )
-            return token_ids
-        if isinstance(prompt, BYTES) or not isinstance(prompt, Sequence):
-            raise InvalidRequest(
-                f"prompt is a {type(prompt).__name__}; give a string or a list of token ids", param="prompt"
-            )
-        token_ids = []
-        for at, token in enumerate(prompt):
-            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
-                raise InvalidRequest(
-                    f"prompt[{at}]={show(token)} is not a token id from 0 to {vocab_size - 1}", param="prompt"
-                )
-            token_ids.append(int(token))
-        return token_ids
 
     def turns(self) -> Turns:
         """A memory of conversations for this model's tokenizer."""
@@ -436,6 +357,36 @@ class Engine:
             waiting=len(self.scheduler.waiting),
         )
 
+    def totals(self) -> EngineTotals:
+        """What has been done since the engine began."""
+        totals, refused = self.scheduler.totals, self._door.refused
+        requests = self.scheduler.requests.values()
+        running = sum(any(s.status is Status.RUNNING for s in r.sequences) for r in requests)
+        return EngineTotals(
+            started=totals.started + refused,
+            finished=dict(totals.finished),
+            cancelled=totals.cancelled,
+            rejected=totals.rejected + refused,
+            running=running,
+            waiting=len(requests) - running,
+            prompt_tokens=totals.prompt_tokens,
+            generated_tokens=totals.completion_tokens,
+            queried_tokens=totals.queried_tokens,
+            reused_tokens=totals.reused_tokens,
+            computed_tokens=totals.computed_tokens,
+            recomputed_tokens=totals.recomputed_tokens,
+            dropped_positions=totals.dropped_positions,
+            written_blocks=totals.written_blocks,
+            reclaimed_blocks=dict(self.cache.reclaimed),
+            preemptions=totals.preemptions,
+            steps=self.steps,
+        )
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every published block, while requests run too: they keep theirs. Returns how many were forgotten."""
+        with uninterrupted():
+            return self.cache.reset()
+
     def check(self) -> None:
         """Raises `BooksDoNotBalance` if the conservation law of the cache does not hold."""
         self.cache.check()
@@ -443,17 +394,3 @@ class Engine:
     def events(self) -> list[Event]:
         """What happened to blocks and sequences since the last call."""
         return self.cache.events()
-
-
-def _check_pin(tokens: int | None, prompt_len: int) -> None:
-    if tokens is not None and tokens > prompt_len:
-        raise InvalidRequest(
-            f"cache_ttl_tokens={tokens} is more than the prompt has; cache_ttl_tokens={prompt_len} works",
-            param="cache_ttl_tokens",
-        )
-
-
-def drawn_seed(engine_seed: int, arrival: int) -> int:
-    """The seed of a request that named none, from the engine's seed and its arrival number."""
-    digest = hashlib.sha256(engine_seed.to_bytes(8, "little") + arrival.to_bytes(8, "little")).digest()
-    return int.from_bytes(digest[:8], "little") >> 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from octavo.answer import Answer
 from octavo.errors import OctavoError
 from octavo.outputs import PromptLogprobs, RequestOutput
 from octavo.params import SamplingParams
 from octavo.schedule.request import Request
+from octavo.watch import Timing
 
 
 class LiveRequest:
@@ -19,6 +22,10 @@ class LiveRequest:
         self.answers: list[Answer] = []
         self.bad_words: tuple[tuple[int, ...], ...] = ()
         self.error: OctavoError | None = None
+        self.arrived = time.monotonic()
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self.ended: float | None = None
         self.prompt_logprobs: PromptLogprobs | None = (
             None if params.prompt_logprobs is None else [None] * len(request.prompt_token_ids)
         )
@@ -27,6 +34,12 @@ class LiveRequest:
     def finished(self) -> bool:
         """Whether nothing more will come."""
         return self.error is not None or self.request.finished
+
+    @property
+    def timing(self) -> Timing:
+        """When things happened so far."""
+        admitted = self.request.admitted_at
+        return Timing(self.arrived, admitted, self.first_token, self.last_token, self.ended)
 
     def output(self) -> RequestOutput:
         """A snapshot that later steps do not change (but for the receipt, which is complete when it is finished)."""
@@ -38,4 +51,5 @@ class LiveRequest:
             outputs=[answer.output(i) for i, answer in enumerate(self.answers)],
             finished=self.finished,
             receipt=self.request.receipt,
+            timing=self.timing,
         )

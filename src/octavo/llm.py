@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from octavo.cache.events import Event
 from octavo.config import EngineConfig
-from octavo.engine import BYTES, Engine, EngineStats, Prompt
+from octavo.door import BYTES, Prompt
+from octavo.engine import Engine, EngineStats
 from octavo.errors import InvalidRequest, OctavoError, show
 from octavo.interrupt import interruptible
 from octavo.live import LiveRequest

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from octavo.cache.receipt import Receipt
+    from octavo.watch import Timing
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -48,7 +49,7 @@ class RequestOutput:
     """The state of a request: complete when `finished`, what there is so far while it streams.
 
     `prompt` is None when the prompt came as token ids. `prompt_logprobs` has one entry per prompt token, the
-    first is None. The receipt is there once the request has been admitted.
+    first is None. The receipt is there once the request has been admitted; `timing` says when it was.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     receipt: Receipt | None = None
+    timing: Timing | None = field(default=None, compare=False)
 
     @property
     def num_cached_tokens(self) -> int | None:

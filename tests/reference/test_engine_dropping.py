@@ -185,7 +185,7 @@ def test_answers_do_not_depend_on_a_full_pool(
         engine = engine_of(
             "llama", dtype=dtype, kv_cache_memory=blocks * block, max_num_batched_tokens=64, poison=True
         )
-        assert engine.scheduler.arena_limit == blocks * BLOCK
+        assert engine.scheduler.limits.arena == blocks * BLOCK
         assert together(engine, asked()) == expected
         assert engine.scheduler.totals.preemptions > 0
 

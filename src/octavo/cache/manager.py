@@ -12,6 +12,7 @@ It knows no request and no step plan. `check` is the law that all of this keeps.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ class CacheManager:
     """Blocks of one model in `bytes_total` bytes.
 
     `max_pinned` is the byte budget of pins, `policy` a name in `POLICIES`. Raises `ConfigError` if not even
-    one block per layer group fits.
+    one block per layer group fits. `reclaimed` counts published blocks that were taken back, by reason.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class CacheManager:
         self.idle = Idle(POLICIES[policy](), self.pins, self.index)
         self.log = EventLog()
         self.blocks_open = 0
+        self.reclaimed: Counter[str] = Counter()
         self.blocks: set[Block] = set()
         self.leases: set[Lease] = set()
         self._sizes = layout.block_sizes_bytes
@@ -425,6 +427,7 @@ class CacheManager:
     def _unpublish(self, block: Block, reason: str) -> None:
         if block.pinned_until:
             self.pins.remove(block)
+        self.reclaimed[reason] += 1
         self._note("reclaimed", reason, block)
         self.index.drop(block)
 

@@ -86,10 +86,15 @@ class Receipt:
         self.written_blocks += blocks
         self.completion_tokens += tokens
 
-    def drop(self, first: int, last: int) -> None:
-        """A position was computed that no longer sees positions `first` to `last`, by `context_policy="window"`."""
-        self.dropped = [(first, max([last, *(d[1] for d in self.dropped)]), "window")]
+    def drop(self, first: int, last: int) -> int:
+        """A position was computed that no longer sees positions `first` to `last`, by `context_policy="window"`.
+
+        Returns how many of them were still seen before.
+        """
+        before = max([first - 1, *(d[1] for d in self.dropped)])
+        self.dropped = [(first, max(last, before), "window")]
         self.exact = False
+        return max(0, last - before)
 
     def to_dict(self) -> dict[str, Any]:
         """The `octavo` object of a response."""

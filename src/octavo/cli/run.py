@@ -8,7 +8,8 @@ import sys
 from octavo.cli.generate import deltas, text_of
 from octavo.cli.show import finish_reason, notice, show_receipt
 from octavo.config import EngineConfig
-from octavo.engine import Engine, Prompt
+from octavo.door import Prompt
+from octavo.engine import Engine
 from octavo.outputs import RequestOutput
 from octavo.params import SamplingParams
 

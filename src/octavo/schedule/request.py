@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from octavo.params import SamplingParams
 
 
+_REASONS = ("stop", "length", "error", "abort")
+
+
+def _gravity(reason: str) -> int:
+    return _REASONS.index(reason) if reason in _REASONS else -1
+
+
 class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
@@ -49,6 +56,7 @@ class Request:
     receipt: Receipt = field(init=False)
     sequences: list[Sequence] = field(init=False, default_factory=list)
     arrived_at: float = field(init=False, default=0.0)
+    admitted_at: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.receipt = Receipt(prompt_tokens=len(self.prompt_token_ids), seed=self.seed)
@@ -56,6 +64,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return bool(self.sequences) and all(s.status is Status.FINISHED for s in self.sequences)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended: of the reasons of its choices the gravest; None while one of them goes on."""
+        return max((s.finish_reason or "" for s in self.sequences), key=_gravity) if self.finished else None
 
 
 class Sequence:

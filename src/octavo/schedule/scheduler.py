@@ -19,16 +19,11 @@ from octavo.cache.blocks import Lease, Owner
 from octavo.cache.events import Event
 from octavo.cache.manager import CacheManager
 from octavo.cache.prefix import Match
-from octavo.cache.receipt import Receipt
-from octavo.errors import (
-    BooksDoNotBalance,
-    ContextLengthExceeded,
-    InvalidRequest,
-    KVCacheTooSmall,
-    Overloaded,
-)
+from octavo.errors import BooksDoNotBalance, InvalidRequest, OctavoError, Overloaded
 from octavo.schedule.filling import Filling
+from octavo.schedule.limits import Limits
 from octavo.schedule.request import Request, Sequence, Status
+from octavo.schedule.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,8 @@ class Scheduler:
     """Runs requests over one cache.
 
     `max_num_seqs` sequences run at a time and compute up to `max_num_batched_tokens` tokens per step.
-    `max_waiting` bounds the queue behind them (None: no bound). `totals` is the sum of all receipts.
+    `max_waiting` bounds the queue behind them (None: no bound). `totals` is the sum of all receipts,
+    and what became of the requests.
     """
 
     def __init__(
@@ -72,14 +68,13 @@ class Scheduler:
         self.cache = cache
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_model_len = max_model_len
         self.max_waiting = max_waiting
-        self.arena_limit = cache.layout.longest_sequence(cache.arena.bytes_total)
-        self.limit = self.arena_limit if max_model_len is None else min(max_model_len, self.arena_limit)
+        self.limits = Limits(cache.layout, cache.arena.bytes_total, max_model_len)
+        self.limit = self.limits.tokens
         self.requests: dict[str, Request] = {}
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.totals = Receipt()
+        self.totals = Totals()
         self._filling = Filling()
         self._in_flight: StepPlan | None = None
         self._release_late: list[Sequence] = []
@@ -93,20 +88,29 @@ class Scheduler:
         """Queue `request`.
 
         Raises `ContextLengthExceeded` or `KVCacheTooSmall` if it can never run, `Overloaded` if the queue is
-        full, `InvalidRequest` if its id is taken or its prompt empty. After an error nothing of it remains.
+        full, `InvalidRequest` if its id is taken or its prompt empty. After an error nothing of it remains but
+        its count among the rejected.
         """
-        self.check(request)
-        room = max(0, self.max_num_seqs - len(self.running))
-        if self.max_waiting is not None and len(self.waiting) >= self.max_waiting + room:
-            raise Overloaded(
-                f"{len(self.waiting)} requests wait and max_waiting={self.max_waiting}; try again later"
-            )
+        self.totals.started += 1
+        try:
+            self._admissible(request)
+        except OctavoError:
+            self.totals.rejected += 1
+            raise
         first = Sequence(request, 0, request.prompt_token_ids, self._lease(request))
         request.sequences.append(first)
         request.arrived_at = self.cache.clock()
         self.requests[request.request_id] = request
         self.totals.prompt_tokens += len(request.prompt_token_ids)
         insort(self.waiting, first, key=_order)
+
+    def _admissible(self, request: Request) -> None:
+        self.check(request)
+        room = max(0, self.max_num_seqs - len(self.running))
+        if self.max_waiting is not None and len(self.waiting) >= self.max_waiting + room:
+            raise Overloaded(
+                f"{len(self.waiting)} requests wait and max_waiting={self.max_waiting}; try again later"
+            )
 
     def check(self, request: Request) -> None:
         """Raise what `add` would raise about `request` itself; changes nothing."""
@@ -117,21 +121,7 @@ class Scheduler:
             raise InvalidRequest(
                 f"request {name!r}: the prompt is empty; give at least 1 token", param="prompt"
             )
-        if self.max_model_len is not None and prompt + 1 > self.max_model_len:
-            raise ContextLengthExceeded(
-                f"request {name!r}: this model's maximum context length is {self.max_model_len} tokens, the "
-                f"prompt has {prompt} and needs room for 1 more; "
-                f"shorten it by {prompt + 1 - self.max_model_len}",
-                param="prompt",
-            )
-        if prompt + 1 > self.arena_limit:
-            total, need = self.cache.arena.bytes_total, self.cache.layout.sequence_bytes(prompt + 1)
-            raise KVCacheTooSmall(
-                f"request {name!r}: the KV cache of {total} bytes holds at most {self.arena_limit} tokens, "
-                f"the prompt has {prompt} and needs room for 1 more; shorten it by "
-                f"{prompt + 1 - self.arena_limit} or start with kv_cache_memory of at least {need}",
-                param="prompt",
-            )
+        self.limits.check(prompt, name)
         if request.drops is not None:
             request.drops.check(self.limit)
 
@@ -212,7 +202,8 @@ class Scheduler:
     def _note_dropped(self, sequence: Sequence, position: int) -> None:
         drops = sequence.lease.drops
         if drops is not None and (dropped := drops.dropped(position)):
-            sequence.request.receipt.drop(drops.sinks, drops.sinks + dropped - 1)
+            newly = sequence.request.receipt.drop(drops.sinks, drops.sinks + dropped - 1)
+            self.totals.dropped_positions += newly
 
     def drop(self) -> None:
         """The planned step failed: nothing of it counts, its positions are computed again."""
@@ -342,9 +333,11 @@ class Scheduler:
         request.receipt.exact &= sequence.lease.pedigree
         if request.receipt.miss is None:
             request.receipt.miss = miss
-            queued_ms = 1000 * (self.cache.clock() - request.arrived_at)
+            request.admitted_at = self.cache.clock()
+            queued_ms = 1000 * (request.admitted_at - request.arrived_at)
             for receipt in (request.receipt, self.totals):
                 receipt.admit(reused, len(sequence.token_ids) - reused, queued_ms, self.cache.layout.format)
+            self.totals.queried_tokens += len(sequence.token_ids) if sequence.lease.reuse else 0
         if sequence.preempted:
             sequence.preempted = False
             self._note("resumed", "room", sequence)
@@ -401,6 +394,7 @@ class Scheduler:
                 self.cache.release(sequence.lease)
         if sequence.request.finished:
             del self.requests[sequence.request.request_id]
+            self.totals.end(sequence.request)
 
     def _let_go_late(self) -> None:
         """Give back what requests ended during the step were still being written to."""
