@@ -55,3 +55,50 @@ def test_unknown_formats_and_empty_windows_are_refused():
         CacheLayout(LLAMA.groups, 16, "int3")
     with pytest.raises(ConfigError, match="window=0"):
         LayerGroup((0,), 1, 8, window=0)
+
+
+def heads(head_dim, value_dim=None):
+    return (LayerGroup((0,), 1, head_dim, value_dim=value_dim),)
+
+
+# Issue "Formats": bytes of a sealed block, metadata included, head_dim 64, block size 32, against bf16.
+@pytest.mark.parametrize(("format", "share"), [("fp8", 0.55), ("int8", 0.55), ("int4", 0.31), ("int2", 0.19)])
+def test_sealed_blocks_are_as_small_as_promised(format, share):
+    small, whole = CacheLayout(heads(64), 32, format), CacheLayout(heads(64), 32, "bf16")
+    assert small.block_sizes_bytes == whole.block_sizes_bytes == whole.sealed_sizes_bytes
+    assert small.sealed_sizes_bytes[0] <= share * whole.sealed_sizes_bytes[0]
+
+
+@pytest.mark.parametrize("format", ["fp8", "int8", "int4", "int2"])
+@pytest.mark.parametrize("window", [None, 100])
+def test_the_first_and_the_open_block_of_a_sequence_are_held_at_compute_precision(format, window):
+    layout = CacheLayout((LayerGroup((0, 1), 2, 80, window=window),), 32, format)
+    whole, sealed = layout.block_sizes_bytes[0], layout.sealed_sizes_bytes[0]
+    held = [layout.sequence_bytes(32 * blocks) for blocks in range(1, 8)]
+    most = 7 if window is None else layout.blocks_held(0, 10_000)
+    assert held == [whole * min(n, 2) + sealed * (min(n, most) - min(n, 2)) for n in range(1, 8)]
+    budget = held[4]
+    if window is None:
+        assert layout.longest_sequence(budget) == 5 * 32
+        assert layout.longest_sequence(budget - 1) == 4 * 32
+
+
+def test_a_latent_layer_keeps_one_vector_per_position():
+    assert CacheLayout(heads(576, value_dim=0), 16, "bf16").bytes_per_token == 1152
+    assert CacheLayout(heads(128, value_dim=64), 16, "bf16").bytes_per_token == 384
+
+
+def test_open_blocks_of_a_small_format_are_of_the_compute_type():
+    assert CacheLayout(heads(64), 32, "int4", compute="f32").item_bytes == 4
+    assert CacheLayout(heads(64), 32, "int4").item_bytes == 2
+
+
+def test_bytes_per_token_never_understates():
+    layout = CacheLayout(heads(3), 256, "fp8")
+    assert layout.bytes_per_token * 256 >= layout.sealed_sizes_bytes[0] > (layout.bytes_per_token - 1) * 256
+
+
+def test_sequences_that_fit_share_nothing():
+    budget = 10 * LLAMA.sequence_bytes(33)
+    assert LLAMA.sequences_that_fit(budget, 33) == LLAMA.sequences_that_fit(budget, 48) == 10
+    assert LLAMA.sequences_that_fit(budget - 1, 48) == 9

@@ -104,3 +104,22 @@ def test_layers_that_keep_something_else_than_keys_and_values_are_refused() -> N
     config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ModelRefused, match="layer 1 is of type 'linear_attention'"):
         ModelSpec.from_config(config)
+
+
+def test_latent_attention_keeps_one_vector_for_all_heads() -> None:
+    config = transformers.DeepseekV3Config(
+        **(LLAMA | {"num_key_value_heads": 4}), kv_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=12
+    )
+    spec = ModelSpec.from_config(config)
+    assert spec.layer_groups() == (LayerGroup((0, 1), 1, 16, None, value_dim=0),)
+    assert spec.layers[0].scaling == 1 / 4
+
+
+def test_layers_that_read_the_keys_and_values_of_others_are_in_no_group() -> None:
+    types = ["sliding_attention", "full_attention"] * 2
+    config = transformers.Gemma3nTextConfig(
+        **(LLAMA | {"num_hidden_layers": 4}), layer_types=types, num_kv_shared_layers=2, sliding_window=8
+    )
+    spec = ModelSpec.from_config(config)
+    assert [layer.borrows for layer in spec.layers] == [False, False, True, True]
+    assert [group.layers for group in spec.layer_groups()] == [(0,), (1,)]

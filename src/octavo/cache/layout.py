@@ -4,7 +4,10 @@ Planner, allocator, runner and simulator all use these functions; nothing else c
 
     block of group g   = its layers, one after the other
     layer              = its KV heads, one after the other
-    KV head            = K panel [block_size x head_dim], then V panel [block_size x head_dim]
+    KV head            = K panel [block_size x head_dim], then V panel [block_size x value_dim]
+
+A block is open, at compute precision, while it fills, and sealed in its format when it is full; the first block of a
+sequence stays at compute precision. For formats of the compute types all blocks of a group have one size.
 """
 
 from __future__ import annotations
@@ -14,62 +17,96 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from octavo.cache.dropping import DropRule
+from octavo.cache.formats import FORMATS, Format
 from octavo.errors import ConfigError
-
-ITEM_BYTES = {"bf16": 2, "f32": 4}
 
 
 @dataclass(frozen=True)
 class LayerGroup:
     """Layers with the same KV shape and span. `window=None` is full attention; with a window w the query at
-    position p reads positions p-w+1 .. p."""
+    position p reads positions p-w+1 .. p.
+
+    `value_dim` is the length of a value where it is not that of a key: 0 for latent attention (MLA), which keeps one
+    vector per position that keys and values are both computed from.
+    """
 
     layers: tuple[int, ...]
     num_kv_heads: int
     head_dim: int
     window: int | None = None
+    value_dim: int | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise ConfigError(f"window={self.window} must be at least 1", param="window")
 
+    @property
+    def values(self) -> int:
+        """Numbers of one value of one KV head."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """How the K and V of one model lie in blocks. Sizes are bytes, lengths are tokens."""
+    """How the K and V of one model lie in blocks. Sizes are bytes, lengths are tokens.
+
+    `format` is that of sealed blocks, `compute` that of open ones where it differs.
+    """
 
     groups: tuple[LayerGroup, ...]
     block_size: int
     format: str
+    compute: str = "bf16"
 
     def __post_init__(self) -> None:
-        if self.format not in ITEM_BYTES:
-            known = ", ".join(ITEM_BYTES)
+        if self.format not in FORMATS:
+            known = ", ".join(FORMATS)
             raise ConfigError(f"format={self.format!r} is not one of {known}", param="kv_cache_dtype")
         if not self.groups:
             raise ConfigError("groups=() must hold at least one layer group", param="groups")
 
     @property
+    def open_format(self) -> Format:
+        """How open blocks are stored."""
+        own = FORMATS[self.format]
+        return own if own.is_compute else FORMATS[self.compute]
+
+    @property
     def item_bytes(self) -> int:
-        """Bytes of one number."""
-        return ITEM_BYTES[self.format]
+        """Bytes of one number at compute precision."""
+        return self.open_format.bits // 8
 
     def head_bytes(self, g: int) -> int:
-        """Bytes of one KV head of one layer in a block of group `g`: its K panel, then its V panel."""
-        return 2 * self.block_size * self.groups[g].head_dim * self.item_bytes
+        """Bytes of one KV head of one layer in an open block of group `g`: its K panel, then its V panel."""
+        return self._head_bytes(g, self.open_format)
+
+    def _head_bytes(self, g: int, format: Format) -> int:
+        group = self.groups[g]
+        return format.head_bytes(self.block_size, group.head_dim, group.values)
 
     def layer_bytes(self, g: int) -> int:
-        """Bytes of one layer in a block of group `g`."""
+        """Bytes of one layer in an open block of group `g`."""
         return self.groups[g].num_kv_heads * self.head_bytes(g)
 
     def block_bytes(self, g: int) -> int:
-        """Bytes of one block of group `g`."""
+        """Bytes of one open block of group `g`."""
         return self.block_sizes_bytes[g]
 
     @cached_property
     def block_sizes_bytes(self) -> tuple[int, ...]:
         """`block_bytes` of every group."""
-        return tuple(len(group.layers) * self.layer_bytes(g) for g, group in enumerate(self.groups))
+        return self._sizes(self.open_format)
+
+    @cached_property
+    def sealed_sizes_bytes(self) -> tuple[int, ...]:
+        """Bytes of one sealed block, not the first of its sequence, of every group."""
+        return self._sizes(FORMATS[self.format])
+
+    def _sizes(self, format: Format) -> tuple[int, ...]:
+        return tuple(
+            len(group.layers) * group.num_kv_heads * self._head_bytes(g, format)
+            for g, group in enumerate(self.groups)
+        )
 
     def layer_offset(self, g: int, layer: int) -> int:
         """Byte offset of `layer` (its number in the model) inside a block of group `g`."""
@@ -77,8 +114,8 @@ class CacheLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes one position takes while every layer group keeps it."""
-        return sum(self.block_sizes_bytes) // self.block_size
+        """Bytes one position takes in sealed blocks while every layer group keeps it, rounded up."""
+        return -(-sum(self.sealed_sizes_bytes) // self.block_size)
 
     def num_blocks(self, tokens: int) -> int:
         """Blocks, of one group, that `tokens` positions from 0 touch."""
@@ -99,8 +136,19 @@ class CacheLayout:
         return blocks if window is None else min(blocks, self.num_blocks(window - 1) + 1)
 
     def sequence_bytes(self, tokens: int, drops: DropRule | None = None) -> int:
-        """Bytes of cache that a sequence of `tokens` tokens holds, in whole blocks of every group."""
-        return sum(self.blocks_held(g, tokens, drops) * size for g, size in enumerate(self.block_sizes_bytes))
+        """Bytes of cache that a sequence of `tokens` tokens holds at most, in whole blocks of every group: the first
+        and the open one at compute precision, those between them sealed."""
+        total = 0
+        for g, (whole, sealed) in enumerate(
+            zip(self.block_sizes_bytes, self.sealed_sizes_bytes, strict=True)
+        ):
+            blocks = self.blocks_held(g, tokens, drops)
+            total += min(blocks, 2) * whole + max(0, blocks - 2) * sealed
+        return total
+
+    def sequences_that_fit(self, budget: int, tokens: int) -> int:
+        """How many sequences of `tokens` tokens fit `budget` bytes with no block in common."""
+        return budget // self.sequence_bytes(tokens)
 
     def longest_sequence(self, budget: int) -> int:
         """Most tokens of one sequence whose blocks fit `budget` bytes; `sys.maxsize` if windows bound them

@@ -18,7 +18,9 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 class LayerSpec:
     """One attention layer. `window` w: position p reads p-w+1 .. p (None: everything before it).
 
-    Scores are `softcap * tanh(q·k * scaling / softcap)`, or `q·k * scaling` where `softcap` is None.
+    Scores are `softcap * tanh(q·k * scaling / softcap)`, or `q·k * scaling` where `softcap` is None. `value_dim` is 0
+    where one latent vector per position is all that is kept (MLA). A layer that `borrows` reads the keys and values
+    of an earlier one and keeps none.
     """
 
     num_kv_heads: int
@@ -26,6 +28,8 @@ class LayerSpec:
     window: int | None
     scaling: float
     softcap: float | None
+    value_dim: int | None = None
+    borrows: bool = False
 
     @property
     def kv_shape(self) -> tuple[int, int, int | None]:
@@ -52,9 +56,10 @@ class ModelSpec:
 
     @cached_property
     def _groups(self) -> tuple[LayerGroup, ...]:
-        members: dict[tuple[int, int, int | None], list[int]] = {}
+        members: dict[tuple[int, int, int | None, int | None], list[int]] = {}
         for index, layer in enumerate(self.layers):
-            members.setdefault(layer.kv_shape, []).append(index)
+            if not layer.borrows:
+                members.setdefault((*layer.kv_shape, layer.value_dim), []).append(index)
         return tuple(LayerGroup(tuple(layers), *shape) for shape, layers in members.items())
 
     def layer_groups(self) -> tuple[LayerGroup, ...]:
@@ -73,6 +78,10 @@ class ModelSpec:
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
         kv_heads = getattr(text, "num_key_value_heads", None) or heads
         scaling, softcap = _scaling(text, head_dim), getattr(text, "attn_logit_softcapping", None)
+        value_dim = None
+        if rank := getattr(text, "kv_lora_rank", None):
+            scaling = (text.qk_nope_head_dim + text.qk_rope_head_dim) ** -0.5
+            kv_heads, head_dim, value_dim = 1, rank + text.qk_rope_head_dim, 0
         eos = getattr(generation_config, "eos_token_id", None)
         for name, least in (("num_hidden_layers", 1), ("sliding_window", 0), ("max_position_embeddings", 1)):
             value = getattr(text, name, None)
@@ -81,12 +90,15 @@ class ModelSpec:
                     f"model type {text.model_type!r}: {name}={value} must be from {least} to {_MOST}",
                     param="model",
                 )
+        windows = _windows(text)
+        lenders = len(windows) - (getattr(text, "num_kv_shared_layers", None) or 0)
         return cls(
             model_type=text.model_type,
             hidden_size=int(text.hidden_size),
             num_attention_heads=heads,
             layers=tuple(
-                LayerSpec(int(kv_heads), int(head_dim), w, scaling, softcap) for w in _windows(text)
+                LayerSpec(int(kv_heads), int(head_dim), w, scaling, softcap, value_dim, i >= lenders)
+                for i, w in enumerate(windows)
             ),
             vocab_size=int(text.vocab_size),
             max_position_embeddings=getattr(text, "max_position_embeddings", None),
