@@ -6,10 +6,11 @@ defaults are read from here.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
@@ -30,6 +31,8 @@ DTYPES = ("auto", "bfloat16", "float32")
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
 CACHE_POLICIES = ("lru", "cost")
 SPAN = 256
+ADMIN = "admin"
+"""The tenant of the admin key."""
 MAX_THREADS = 1024
 """Far more than help; a pool that the system cannot give ends the process without a word."""
 
@@ -246,10 +249,64 @@ class ServerConfig:
                 raise ConfigError(
                     "a key must be printable ASCII without spaces, and not empty", param="api_key"
                 )
+        if ADMIN in self.api_keys.values():
+            raise ConfigError(
+                f"the tenant {ADMIN!r} is that of --admin-key; name it otherwise", param="api_key_file"
+            )
         if self.admin_key is not None and self.admin_key in self.api_keys:
             raise ConfigError("the admin key is also a tenant's; make another one", param="admin_key")
+        if self.share_prefixes and not self.api_keys:
+            raise ConfigError(
+                "share_prefixes does nothing without keys of tenants; leave it out", param="share_prefixes"
+            )
         if any(not name for name in self.served_model_names):
             raise ConfigError("served_model_name must not be empty", param="served_model_name")
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        api_key: Sequence[str] = (),
+        api_key_file: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> ServerConfig:
+        """Build from user input: sizes may be strings, and each key of `api_key` is a tenant of its own.
+
+        Lines of `api_key_file` are `tenant key`; empty ones and those that begin with # are skipped.
+        """
+        keys = {key: tenant_of_key(key) for key in api_key}
+        if api_key_file is not None:
+            keys |= _read_keys(Path(api_key_file))
+        for name in ("max_body", "max_bodies"):
+            if options.get(name) is not None:
+                options[name] = parse_bytes(options[name], name)
+        return cls(api_keys=keys, **options)
+
+
+def tenant_of_key(key: str) -> str:
+    """The name of the tenant of a key that came without one. It does not give the key away."""
+    return f"key-{hashlib.sha256(b'octavo tenant ' + key.encode()).hexdigest()[:8]}"
+
+
+def _read_keys(path: Path) -> dict[str, str]:
+    keys: dict[str, str] = {}
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"api_key_file={show(str(path))} cannot be read: {error}", param="api_key_file"
+        ) from error
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or words[1] in keys:
+            wrong = "the key of another line again" if len(words) == 2 else "not `tenant key`"
+            raise ConfigError(f"{path} line {number} is {wrong}", param="api_key_file")
+        keys[words[1]] = words[0]
+    if not keys:
+        raise ConfigError(f"{path} holds no keys; write lines of `tenant key`", param="api_key_file")
+    return keys
 
 
 @dataclass(frozen=True)

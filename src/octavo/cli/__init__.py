@@ -10,15 +10,16 @@ import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from octavo import __version__
 from octavo.bench.cli import app as bench
-from octavo.cli.options import with_flags
+from octavo.cli.options import with_flags, with_server_flags
 from octavo.cli.show import notice, show_log
-from octavo.config import EngineConfig, Environment
+from octavo.config import EngineConfig, Environment, ServerConfig
 from octavo.errors import InvalidRequest, OctavoError, error_body
 from octavo.params import SamplingParams
 
@@ -80,6 +81,30 @@ def chat(
     from octavo.cli.chat import run_chat
 
     run_chat(config, params, system=system)
+
+
+@app.command()
+@with_server_flags
+def serve(
+    config: EngineConfig,
+    server: ServerConfig,
+    api_key: Annotated[
+        list[str],
+        typer.Option(
+            "--api-key",
+            help="A key that is let in, as a tenant of its own. May be repeated.",
+            show_default="none",
+        ),
+    ] = [],  # noqa: B006  (typer copies it)
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", help="Lines of `tenant key`.", show_default="none")
+    ] = None,
+) -> None:
+    """Serve MODEL over HTTP: OpenAI's and Anthropic's APIs, /metrics and a /dashboard."""
+    from octavo.cli.serve import run_server
+
+    if not run_server(config, server):
+        raise typer.Exit(130)
 
 
 @app.command()

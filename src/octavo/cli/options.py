@@ -1,18 +1,20 @@
 """The flags that commands share, each stated once.
 
-An engine flag is a field of `EngineConfig`, a sampling flag one of `SamplingParams`; their defaults are read there.
+An engine flag is a field of `EngineConfig`, a sampling flag one of `SamplingParams`, a server flag one of
+`ServerConfig`; their defaults are read there.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from octavo.config import BLOCK_SIZES, CACHE_POLICIES, DTYPES, KV_CACHE_DTYPES, EngineConfig
+from octavo.config import BLOCK_SIZES, CACHE_POLICIES, DTYPES, KV_CACHE_DTYPES, EngineConfig, ServerConfig
 from octavo.params import SamplingParams
 
 
@@ -25,10 +27,11 @@ class Flag:
     help: str
     unset: str | None = None
     metavar: str | None = None
+    flag: str | None = None
 
     def parameter(self, default: Any) -> inspect.Parameter:
         """The parameter typer makes a flag of."""
-        flag = f"--{self.name.replace('_', '-')}"
+        flag = self.flag or f"--{self.name.replace('_', '-')}"
         option = typer.Option(
             f"{flag}/--no-{flag[2:]}" if default is True else flag,
             help=self.help,
@@ -80,6 +83,35 @@ SAMPLING = (
     Flag("ignore_eos", bool, "Go on after the end token."),
 )
 
+QUEUE = Flag("max_waiting", int, "Requests that wait for their turn; further ones get 503.")
+SERVER = (
+    Flag("host", str, "Address to listen on."),
+    Flag("port", int, "Port to listen on."),
+    Flag(
+        "served_model_names",
+        list[str],
+        "What requests may call the model. May be repeated.",
+        "MODEL",
+        flag="--served-model-name",
+    ),
+    Flag(
+        "admin_key", str, "Key for /cache, /metrics and /reset_prefix_cache, and for everything else.", "none"
+    ),
+    Flag("share_prefixes", bool, "All tenants share cached prefixes, so timing may tell what others asked."),
+    Flag("max_body", str, "Longest body of a request, e.g. 16MiB.", metavar="SIZE"),
+    Flag("max_bodies", str, "What the bodies of all requests may hold together.", metavar="SIZE"),
+    Flag("max_messages", int, "Most messages of a conversation."),
+    Flag("body_timeout", float, "Seconds for headers, and again for a body, to arrive."),
+    Flag("send_timeout", float, "Seconds a client may leave what it was sent unread."),
+    Flag("max_connections", int, "Open connections; further ones get 503."),
+    Flag("stall_timeout", float, "Seconds without progress after which /health is 503."),
+    Flag("log_json", bool, "Log JSON, an object per line."),
+    Flag("log_prompts", bool, "Log prompts and answers too."),
+    Flag("request_log", Path, "Append a line per answer: lengths, block hashes, times.", "none", "FILE"),
+)
+DEFAULT_QUEUE = 1024
+"""A server should refuse what it could not get to in time; a program that brings its own queue decides itself."""
+
 Command = Callable[..., None]
 
 
@@ -90,37 +122,65 @@ def with_flags(temperature: float) -> Callable[[Command], Command]:
     """
     defaults = _defaults(EngineConfig) | _defaults(SamplingParams)
     defaults |= {"temperature": temperature, "max_tokens": None, "seed": SamplingParams.seed}
-    shared = [
-        *(flag.parameter(defaults[flag.name]) for flag in SAMPLING),
-        *(flag.parameter(defaults[flag.name]) for flag in ENGINE),
-    ]
-    return lambda command: _spell_out(command, shared)
+
+    def spell_out(command: Command) -> Command:
+        def given(**values: Any) -> None:
+            sampling, rest = _split(values, SAMPLING)
+            config, rest = _engine_config(rest, ENGINE)
+            command(config, SamplingParams(**sampling), **rest)
+
+        return _spelled_out(command, given, ("config", "params"), [*SAMPLING, *ENGINE], defaults)
+
+    return spell_out
 
 
-def _spell_out(command: Command, shared: list[inspect.Parameter]) -> Command:
-    own = [
+def with_server_flags(command: Command) -> Command:
+    """`command(config, server, ...)` as a typer command: MODEL, what else it takes, and the flags of both."""
+    engine = (*ENGINE, QUEUE)
+    defaults = _defaults(EngineConfig) | _defaults(ServerConfig) | {QUEUE.name: DEFAULT_QUEUE}
+
+    def given(api_key: list[str], api_key_file: Path | None, **values: Any) -> None:
+        server, rest = _split(values, SERVER)
+        server["served_model_names"] = tuple(server["served_model_names"])
+        config, rest = _engine_config(rest, engine)
+        command(config, ServerConfig.create(api_key=api_key, api_key_file=api_key_file, **server), **rest)
+
+    return _spelled_out(command, given, ("config", "server"), [*SERVER, *engine], defaults)
+
+
+def _split(values: dict[str, Any], flags: Iterable[Flag]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of `flags`, and the rest."""
+    names = {flag.name for flag in flags}
+    return {n: v for n, v in values.items() if n in names}, {
+        n: v for n, v in values.items() if n not in names
+    }
+
+
+def _engine_config(values: dict[str, Any], flags: Iterable[Flag]) -> tuple[EngineConfig, dict[str, Any]]:
+    engine, rest = _split(values, flags)
+    return EngineConfig.create(rest.pop("model"), **engine), rest
+
+
+def _spelled_out(
+    command: Command, given: Command, own: tuple[str, ...], flags: Iterable[Flag], defaults: dict[str, Any]
+) -> Command:
+    """`given`, with the parameters of `command` but for `own`, MODEL and `flags` as its signature."""
+    parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in inspect.signature(command, eval_str=True).parameters.values()
-        if parameter.name not in ("config", "params")
+        if parameter.name not in own
     ]
     model = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, directory, .gguf file or hub id.")]
-
-    def visible(**given: Any) -> None:
-        engine = {flag.name: given.pop(flag.name) for flag in ENGINE}
-        sampling = {flag.name: given.pop(flag.name) for flag in SAMPLING}
-        config = EngineConfig.create(given.pop("model"), **engine)
-        command(config, SamplingParams(**sampling), **given)
-
-    visible.__name__, visible.__doc__ = command.__name__, command.__doc__
-    visible.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    given.__name__, given.__doc__ = command.__name__, command.__doc__
+    given.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             _keyword("model", model, inspect.Parameter.empty),
-            *own,
-            *shared,
+            *parameters,
+            *(flag.parameter(defaults[flag.name]) for flag in flags),
         ]
     )
-    visible.__annotations__ = {}
-    return visible
+    given.__annotations__ = {}
+    return given
 
 
 def _defaults(home: Any) -> dict[str, Any]:

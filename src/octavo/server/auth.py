@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.config import ServerConfig
+from octavo.config import ADMIN, ServerConfig
 from octavo.errors import Forbidden, OctavoError, Unauthorized
 from octavo.server.problems import response_to
 
-ADMIN = "admin"
 OPEN = ("/health", "/version", "/openapi.json", "/dashboard")
 
 
@@ -98,11 +97,6 @@ def require_operator(request: Request) -> None:
         raise Forbidden(
             f"{request.url.path} concerns all tenants and needs the admin key; start with --admin-key to have one"
         )
-
-
-def tenant_of_key(key: str) -> str:
-    """The name of the tenant of a key that came without one; it tells nothing of the key."""
-    return f"key-{hashlib.sha256(b'octavo tenant' + key.encode()).hexdigest()[:8]}"
 
 
 def is_open(path: str) -> bool:

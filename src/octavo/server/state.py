@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The loaded model. `max_model_len` is the most tokens of a sequence, `dtype` that of the arithmetic."""
+    """The loaded model and its cache. `max_model_len` is the most tokens of a sequence, `cache_tokens` what the whole
+    cache holds, `dtype` that of the arithmetic."""
 
     tokenizer: Tokenizer
     turns: Turns
@@ -29,7 +30,7 @@ class ModelFacts:
     dtype: str
     kv_cache_dtype: str
     block_size: int
-    blocks: int
+    cache_tokens: int
     bytes_total: int
     exact: bool
 
@@ -46,7 +47,7 @@ class ModelFacts:
             dtype=str(engine.loaded.torch_dtype).removeprefix("torch."),
             kv_cache_dtype=layout.format,
             block_size=engine.config.block_size,
-            blocks=engine.scheduler.limits.arena // engine.config.block_size,
+            cache_tokens=engine.scheduler.limits.arena,
             bytes_total=total,
             exact=engine.runner.exact,
         )
