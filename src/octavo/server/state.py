@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from fastapi import Request
 
 from octavo.aio import AsyncEngine
 from octavo.config import ServerConfig
@@ -12,9 +13,6 @@ from octavo.errors import ModelNotFound, show
 from octavo.model.tokenizer import Tokenizer
 from octavo.server.metrics import Metrics
 from octavo.turns import Turns
-
-if TYPE_CHECKING:
-    from fastapi import Request
 
 
 @dataclass(frozen=True)
