@@ -155,7 +155,9 @@ class _Sender:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": [*message.get("headers", []), (b"x-request-id", self._id)]}
+            # The second is Anthropic's name for it.
+            names = [(b"x-request-id", self._id), (b"request-id", self._id)]
+            message = {**message, "headers": [*message.get("headers", []), *names]}
         await self._send(message)
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
