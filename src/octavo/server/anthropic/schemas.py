@@ -1,0 +1,260 @@
+"""What `/v1/messages` accepts and answers: the part of Anthropic's API that a text model can honour.
+
+Whatever is not here (images, documents, thinking, server tools ...) is refused, and the error names it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Strict(BaseModel):
+    """Part of a request: no other fields, no other types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CacheControl(Strict):
+    """Keep the prompt up to here in the cache for `ttl`, unless others need it more."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+    @property
+    def seconds(self) -> float:
+        return {"5m": 300.0, "1h": 3600.0}[self.ttl]
+
+
+class Block(Strict):
+    """A part of a prompt that can be marked."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(Block):
+    """A text. Citations are for documents, which are not supported."""
+
+    type: Literal["text"]
+    text: str
+    citations: None = None
+
+
+class DirectCaller(Strict):
+    """The model called the tool itself."""
+
+    type: Literal["direct"]
+
+
+class ToolUseBlock(Block):
+    """A call that the model made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: DirectCaller | None = None
+
+
+def _as_blocks(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+Texts = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])]
+
+
+class ToolResultBlock(Block):
+    """What came of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Texts = []
+    is_error: bool = False
+
+
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ToolUseBlock, Field(discriminator="type")]
+UserBlocks = Annotated[
+    list[UserBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[UserBlock])
+]
+AssistantBlocks = Annotated[
+    list[AssistantBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[AssistantBlock])
+]
+
+
+class UserMessage(Strict):
+    """What the user said, and what the tools returned."""
+
+    role: Literal["user"]
+    content: UserBlocks
+
+
+class AssistantMessage(Strict):
+    """What the model said; as the last message, the beginning of what it will say."""
+
+    role: Literal["assistant"]
+    content: AssistantBlocks
+
+
+class SystemMessage(Strict):
+    """Instructions in the midst of a conversation."""
+
+    role: Literal["system"]
+    content: Texts
+
+
+Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+
+
+class Tool(Block):
+    """A function that the model may call; `input_schema` is a JSON schema."""
+
+    type: Literal["custom"] | None = None
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")
+    description: str = ""
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class _Choice(Strict):
+    disable_parallel_tool_use: bool = False
+
+
+class AutoChoice(_Choice):
+    """The model decides."""
+
+    type: Literal["auto"]
+
+
+class AnyChoice(_Choice):
+    """The model calls at least one tool."""
+
+    type: Literal["any"]
+
+
+class ToolChoice(_Choice):
+    """The model calls the tool `name`."""
+
+    type: Literal["tool"]
+    name: str
+
+
+class NoChoice(Strict):
+    """The model calls no tool."""
+
+    type: Literal["none"]
+
+
+AnyToolChoice = Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discriminator="type")]
+
+
+class JSONFormat(Strict):
+    """The answer is JSON of this schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """What the answer looks like."""
+
+    format: JSONFormat | None = None
+
+
+class NoThinking(Strict):
+    """Thinking is not supported; that it is off may be said."""
+
+    type: Literal["disabled"]
+
+
+class Prompt(Strict):
+    """A conversation and what the model may do in it: what `/v1/messages/count_tokens` counts."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    system: Texts = []
+    tools: list[Tool] = []
+    tool_choice: AnyToolChoice | None = None
+    cache_control: CacheControl | None = None
+    output_config: OutputConfig | None = None
+    thinking: NoThinking | None = None
+
+
+class Metadata(Strict):
+    """`user_id` labels the request in the log and on the dashboard."""
+
+    user_id: str | None = None
+
+
+class MessagesRequest(Prompt):
+    """A request for an answer. `max_tokens=0` only fills the cache; `seed`, `priority` and `cache_salt` are ours."""
+
+    max_tokens: int = Field(ge=0)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] = []
+    stream: bool = False
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] = "auto"
+    seed: int | None = Field(None, ge=0, lt=2**64)
+    priority: int = Field(0, ge=-(2**63), lt=2**63)
+    cache_salt: str | None = None
+
+
+class CacheCreation(BaseModel):
+    """Tokens newly kept because they were marked, by how long."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
+class Usage(BaseModel):
+    """`input_tokens + cache_read_input_tokens + cache_creation_input_tokens` is the length of the prompt."""
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+    cache_creation: CacheCreation
+    output_tokens: int
+    service_tier: Literal["standard"] = "standard"
+
+
+class TextAnswer(BaseModel):
+    """A text of the model."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class ToolUseAnswer(BaseModel):
+    """A call by the model."""
+
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class MessagesResponse(BaseModel):
+    """An answer. `octavo` is the receipt."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Annotated[TextAnswer | ToolUseAnswer, Field(discriminator="type")]]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: Usage
+    octavo: dict[str, Any]
+
+
+class TokenCount(BaseModel):
+    """The length of a prompt."""
+
+    input_tokens: int

@@ -1,0 +1,201 @@
+"""Anthropic's messages as what a chat template reads, and what of the prompt is marked to be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from octavo.errors import InvalidRequest
+from octavo.server.anthropic.schemas import (
+    AssistantMessage,
+    Block,
+    CacheControl,
+    Message,
+    Prompt,
+    TextBlock,
+    Tool,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserMessage,
+)
+
+MARK = "\ue000"
+"""Not a character of any language; where it changes a rendered conversation, a marked block is."""
+
+ChatMessage = dict[str, Any]
+
+
+def chat_messages(prompt: Prompt, mark: str = "") -> list[ChatMessage]:
+    """The messages for the chat template; each block with a `cache_control` ends with `mark`.
+
+    Messages of one role that follow each other become one, as Anthropic has it. Results of tools are messages of
+    their own. Raises `InvalidRequest` where calls and results do not match.
+    """
+    messages: list[ChatMessage] = []
+    if prompt.system:
+        messages.append({"role": "system", "content": _text(prompt.system, mark)})
+    for message in _checked(prompt):
+        for found in _split(message, mark):
+            last = messages[-1] if messages else {}
+            if found["role"] == last.get("role") and found["role"] != "tool":
+                _join(last, found)
+            else:
+                messages.append(found)
+    return messages
+
+
+def template_options(prompt: Prompt, mark: str = "") -> dict[str, Any]:
+    """What else the chat template is told: the tools, marked as `chat_messages` are, and where to go on."""
+    options: dict[str, Any] = {"continue_final_message": continues(prompt)}
+    if prompt.tools:
+        options["tools"] = [_function(tool, _mark(tool, mark)) for tool in prompt.tools]
+    return options
+
+
+def continues(prompt: Prompt) -> bool:
+    """Whether the answer goes on with the last message instead of following it."""
+    return isinstance(_spoken(prompt)[-1], AssistantMessage)
+
+
+def _spoken(prompt: Prompt) -> list[Message]:
+    """The messages but for an empty beginning of the answer, which is none."""
+    messages = prompt.messages
+    while messages and isinstance(messages[-1], AssistantMessage) and not _any(messages[-1].content):
+        messages = messages[:-1]
+    if not messages:
+        raise InvalidRequest("messages holds nothing to answer; add a user message", param="messages")
+    return messages
+
+
+def _any(blocks: Sequence[Block]) -> bool:
+    return any(not isinstance(block, TextBlock) or block.text for block in blocks)
+
+
+def _checked(prompt: Prompt) -> list[Message]:
+    """The messages, in which each call has its result right after it, and each result its call."""
+    messages = _spoken(prompt)
+    open_calls: set[str] = set()
+    for at, message in enumerate(messages):
+        if isinstance(message, UserMessage):
+            _check_results(at, message, open_calls)
+        elif open_calls:
+            raise _misplaced(at, f"comes before the tool_result for {min(open_calls)!r}; add it in between")
+        open_calls |= {b.id for b in message.content if isinstance(b, ToolUseBlock)}
+    last = len(messages) - 1
+    if open_calls:
+        raise _misplaced(
+            last, f"is the last message, and the tool_result for {min(open_calls)!r} is missing; add it"
+        )
+    if continues(prompt) and (text := _text(messages[last].content)) != text.rstrip():
+        raise _misplaced(last, "is the beginning of the answer and ends with white space; remove that")
+    return messages
+
+
+def _check_results(at: int, message: UserMessage, open_calls: set[str]) -> None:
+    """Take the results in `message` off `open_calls`."""
+    texts = False
+    for block in message.content:
+        if isinstance(block, TextBlock):
+            texts = True
+        elif texts:
+            raise _misplaced(at, "has a text before a tool_result; put the results first")
+        elif block.tool_use_id not in open_calls:
+            raise _misplaced(
+                at, f"has a tool_result for {block.tool_use_id!r}, which no tool_use before it names"
+            )
+        else:
+            open_calls.remove(block.tool_use_id)
+
+
+def _misplaced(at: int, what: str) -> InvalidRequest:
+    return InvalidRequest(f"messages[{at}] {what}", param=f"messages[{at}].content")
+
+
+def keep_for(prompt: Prompt) -> float | None:
+    """For how many seconds the marked part is to be kept: the longest that is asked for. None if nothing is marked."""
+    return max((control.seconds for control in _controls(prompt)), default=None)
+
+
+def marked_length(text: str, marked: str) -> int:
+    """Characters of `text` up to the end of its last marked block.
+
+    `marked` is the same conversation with `MARK` at the end of every marked block.
+    """
+    same = 0
+    longest = min(len(text), len(marked))
+    while same < longest and text[-1 - same] == marked[-1 - same]:
+        same += 1
+    return len(text) - same if len(text) != len(marked) else 0
+
+
+def tokens_within(length: int, token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int:
+    """How many of `token_ids` lie within the first `length` characters of what they spell."""
+    low, high = 0, len(token_ids)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(decode(token_ids[:middle])) <= length:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _controls(prompt: Prompt) -> Iterator[CacheControl]:
+    blocks: list[Block] = [*prompt.system, *prompt.tools]
+    for message in prompt.messages:
+        for block in message.content:
+            blocks.append(block)
+            if isinstance(block, ToolResultBlock):
+                blocks.extend(block.content)
+    if prompt.cache_control is not None:
+        yield prompt.cache_control
+    yield from (block.cache_control for block in blocks if block.cache_control is not None)
+
+
+def _text(blocks: Sequence[Block], mark: str = "") -> str:
+    """The texts among `blocks`, one below the other."""
+    return "\n".join(b.text + _mark(b, mark) for b in blocks if isinstance(b, TextBlock))
+
+
+def _mark(block: Block, mark: str) -> str:
+    return "" if block.cache_control is None else mark
+
+
+def _split(message: Message, mark: str) -> Iterator[ChatMessage]:
+    """`message` as one message or, where tools have returned something, several."""
+    text = _text(message.content, mark)
+    if isinstance(message, UserMessage):
+        results = [b for b in message.content if isinstance(b, ToolResultBlock)]
+        for result in results:
+            content = (
+                ("Error: " if result.is_error else "") + _text(result.content, mark) + _mark(result, mark)
+            )
+            yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
+        if text or not results:
+            yield {"role": "user", "content": text}
+        return
+    found: ChatMessage = {"role": message.role, "content": text}
+    calls = [_call(b, mark) for b in message.content if isinstance(b, ToolUseBlock)]
+    if calls:
+        found["tool_calls"] = calls
+    yield found
+
+
+def _call(block: ToolUseBlock, mark: str) -> dict[str, Any]:
+    arguments = {**block.input, mark: mark} if _mark(block, mark) else block.input
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _join(message: ChatMessage, more: ChatMessage) -> None:
+    """Make `more`, of the same role, part of `message`."""
+    texts = [m["content"] for m in (message, more) if m["content"]]
+    message["content"] = "\n".join(texts)
+    if "tool_calls" in more:
+        message["tool_calls"] = [*message.get("tool_calls", []), *more["tool_calls"]]
+
+
+def _function(tool: Tool, mark: str) -> dict[str, Any]:
+    """`tool` for the template. Marked at the end of both that a template may write last."""
+    parameters = {**tool.input_schema, mark: mark} if mark else tool.input_schema
+    function = {"name": tool.name, "description": tool.description + mark, "parameters": parameters}
+    return {"type": "function", "function": function}
