@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 import traceback
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +30,7 @@ from octavo.model.pull import Notice
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import SamplingParams
 from octavo.turns import Turns
-from octavo.watch import EngineTotals, Observer
+from octavo.watch import EngineTotals, Health, Observer
 
 logger = logging.getLogger("octavo")
 
@@ -52,6 +53,8 @@ class AsyncEngine:
         self._ended: Callable[[], OctavoError] | None = None
         self._inbox: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._streams: dict[str, _Stream] = {}  # the engine thread's own
+        # Steps done, when there was progress, whether there is work: written by the engine thread, all at once.
+        self._progress = (0, time.monotonic(), False)
         # One thread encodes prompts in the order they came; a long one delays no step.
         self._door = ThreadPoolExecutor(1, "octavo-door")
         started: Future[Engine] = Future()
@@ -122,6 +125,17 @@ class AsyncEngine:
     def turns(self) -> Turns:
         """A memory of conversations for this model's tokenizer."""
         return Turns.of(self.tokenizer)
+
+    def health(self) -> Health:
+        """Whether work goes on, seen from outside: answers at once, whatever the engine thread is doing."""
+        steps, since, busy = self._progress
+        ended = self._ended
+        return Health(
+            steps=steps,
+            seconds_since_progress=max(0.0, time.monotonic() - since),
+            has_work=ended is None and busy,
+            failed=None if ended is None else str(ended()),
+        )
 
     async def totals(self) -> EngineTotals:
         """What has been done since the engine began."""
@@ -196,6 +210,7 @@ class AsyncEngine:
             while self._obey(engine):
                 for live in engine.step():
                     self._deliver(live)
+                self._note_progress(engine)
         except Exception as error:
             logger.exception("the engine has failed")
             traceback.clear_frames(error.__traceback__)  # so would they
@@ -205,12 +220,28 @@ class AsyncEngine:
 
     def _obey(self, engine: Engine) -> bool:
         """Make the calls that wait; sleep while there is nothing to compute. False when it is time to end."""
-        while not engine.has_work or not self._inbox.empty():
+        waiting = (
+            self._inbox.qsize()
+        )  # those that come meanwhile wait for the next step, or there might never be one
+        while waiting > 0 or not engine.has_work:
+            idle = not engine.has_work
             call = self._inbox.get()
             if call is None:
                 return False
+            if idle:
+                waiting = self._inbox.qsize() + 1
+                self._progress = (engine.steps, time.monotonic(), True)
             call.make(engine)
+            if not engine.has_work:
+                self._progress = (engine.steps, time.monotonic(), False)
+            waiting -= 1
         return True
+
+    def _note_progress(self, engine: Engine) -> None:
+        steps, since, _ = self._progress
+        if engine.steps > steps:
+            since = time.monotonic()
+        self._progress = (engine.steps, since, engine.has_work)
 
     def _end(self, ended: Callable[[], OctavoError]) -> None:
         with self._lock:

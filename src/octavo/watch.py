@@ -59,6 +59,18 @@ class Timing:
     ended: float | None
 
 
+@dataclass(frozen=True)
+class Health:
+    """Is there work, and does it go on? `steps` were computed so far; `seconds_since_progress` have passed since the
+    last of them ended or, if that is later, since work appeared where there was none. `failed` says why the engine
+    has ended."""
+
+    steps: int
+    seconds_since_progress: float
+    has_work: bool
+    failed: str | None
+
+
 class Observer:
     """Told by the engine, in the engine's thread, so its methods must be quick and must not raise. This one ignores
     everything."""

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from octavo.cache.dropping import DropRule
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import LayerGroup
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, Overloaded
 from octavo.schedule.request import Request, Status
 from support.cache_world import FULL_GROUP, World, answer, dropped_by
 from support.sizes import sized
@@ -47,6 +47,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.asked: list[Request] = []
         self.ended_early: set[tuple[Request, int]] = set()
         self.aborted: set[Request] = set()
+        self.refused = 0
 
     @initialize(
         groups=st.sampled_from(sorted(GROUPS)),
@@ -58,8 +59,9 @@ class CacheMachine(RuleBasedStateMachine):
         hash_bits=st.sampled_from([256, 256, 8]),
         caching=st.sampled_from([True, True, True, False]),
         pinned=st.integers(0, 8),
+        waiting=st.sampled_from([None, None, 0, 3]),
     )
-    def start(self, groups, blocks, spare, budget, seqs, policy, hash_bits, caching, pinned):
+    def start(self, groups, blocks, spare, budget, seqs, policy, hash_bits, caching, pinned, waiting):
         layout_groups = GROUPS[groups]
         self.world = World(
             blocks,
@@ -67,6 +69,7 @@ class CacheMachine(RuleBasedStateMachine):
             spare_bytes=spare,
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
+            max_waiting=waiting,
             policy=policy,
             hash_bits=hash_bits,
             enable_prefix_caching=caching,
@@ -152,6 +155,21 @@ class CacheMachine(RuleBasedStateMachine):
         for name in SUMMED:
             total = sum(getattr(request.receipt, name) for request in self.asked)
             assert getattr(scheduler.totals, name) == total, name
+        self._check_counts()
+
+    def _check_counts(self):
+        totals, live = self.world.scheduler.totals, len(self.world.scheduler.requests)
+        assert totals.started == totals.finished.total() + totals.cancelled + totals.rejected + live
+        assert (totals.started, totals.rejected) == (len(self.asked) + self.refused, self.refused)
+        assert totals.cancelled == len(self.aborted)
+        assert live == sum(not request.finished for request in self.asked)
+        assert totals.dropped_positions == sum(
+            last - first + 1 for request in self.asked for first, last, _ in request.receipt.dropped
+        )
+        admitted = [r.receipt for r in self.asked if r.receipt.miss is not None]
+        asked = sum(r.prompt_tokens for r in admitted)
+        assert totals.reused_tokens <= totals.queried_tokens <= asked
+        assert totals.reused_tokens + totals.computed_tokens == asked
 
     def teardown(self):
         if not hasattr(self, "world"):
@@ -174,7 +192,11 @@ class CacheMachine(RuleBasedStateMachine):
         }
         try:
             self.asked.append(self.world.add(prompt, max_tokens, **fields))
+        except Overloaded:
+            self.refused += 1
+            assert len(self.world.scheduler.waiting) >= self.world.scheduler.max_waiting
         except InvalidRequest:
+            self.refused += 1
             longest = max(len(prompt) + 1, drops.kept if drops else 0)
             assert longest > self.world.scheduler.limit
 
