@@ -72,6 +72,7 @@ def serving(engine: AsyncEngine, **options: Any) -> Iterator[Served]:
         server.stop()
         thread.join(60)
         assert not thread.is_alive()
+        app.state.octavo.close()
         engine.ask(lambda engine: engine.check()).result(60)
 
 

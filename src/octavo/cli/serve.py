@@ -37,7 +37,10 @@ def run_server(engine_config: EngineConfig, config: ServerConfig) -> bool:
             state: ServerState = app.state.octavo
             server = Server(app, config, stopping=lambda: _drain(state))
             _announce(state, listener)
-            asyncio.run(server.serve([listener]))
+            try:
+                asyncio.run(server.serve([listener]))
+            finally:
+                state.close()
         finally:
             engine.close()
     return not server.aborted

@@ -62,6 +62,8 @@ async def encode_chat(
     `InvalidRequest` where the template rejects the messages.
     """
 
+    state.check_messages(len(messages))
+
     def encode() -> tuple[str, list[int]]:
         text = state.tokenizer.render_chat(messages, **options)
         return text, state.turns.encode(text, owner)
@@ -100,11 +102,11 @@ async def _snapshots(state: ServerState, job: Job) -> AsyncGenerator[RequestOutp
     run = state.engine.generate(job.prompt, job.params, job.request_id, tenant=job.tenant, label=job.label)
     async with aclosing(run) as outputs:
         async for output in outputs:
+            note(output, job.label)
             if any(answer.finish_reason == "abort" for answer in output.outputs):
                 raise RequestCancelled(f"request {job.request_id} was ended by the server")
             if output.finished and job.chat_text is not None:
                 await _remember(state, job, job.chat_text, output)
-            note(output, job.label)
             yield output
 
 

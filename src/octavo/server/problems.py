@@ -61,6 +61,11 @@ class AnthropicErrorBody(BaseModel):
     request_id: str | None
 
 
+def errors_documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route that may answer with these errors, in OpenAI's form."""
+    return {status: {"model": ErrorBody} for status in statuses}
+
+
 def is_anthropic(path: str) -> bool:
     """Whether `path` speaks Anthropic's API."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")

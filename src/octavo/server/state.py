@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from octavo import __version__
 from octavo.aio import AsyncEngine
 from octavo.config import ServerConfig
 from octavo.engine import Engine
-from octavo.errors import ModelNotFound, show
+from octavo.errors import InvalidRequest, ModelNotFound, show
+from octavo.live import LiveRequest
 from octavo.model.tokenizer import Tokenizer
-from octavo.server.metrics import Metrics
+from octavo.server.metrics import Latencies, Metrics
+from octavo.server.requestlog import RequestLog
 from octavo.turns import Turns
+from octavo.watch import Observer
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,21 @@ class ServerState:
     facts: ModelFacts = field(init=False)
     metrics: Metrics = field(init=False)
     draining: bool = False
+    started_at: float = field(init=False, default_factory=time.time)
 
     def __post_init__(self) -> None:
         self.facts = self.engine.ask(ModelFacts.of).result()
-        self.metrics = Metrics()
+        info = {"version": __version__, "digest": self.facts.digest, "dtype": self.facts.dtype}
+        self.metrics = Metrics(self.model_names[0], info)
+        path = self.config.request_log
+        self._request_log = None if path is None else RequestLog(path, self.facts.block_size)
+        self.engine.observe(_Tap(self.metrics.latencies, self._request_log))
+
+    def close(self) -> None:
+        """Finish the request log. Idempotent."""
+        self.engine.observe(Observer())
+        if self._request_log is not None:
+            self._request_log.close()
 
     @property
     def turns(self) -> Turns:
@@ -82,6 +98,16 @@ class ServerState:
         """What requests may call the model, the name it gives itself first."""
         return self.config.served_model_names or (self.engine.config.model,)
 
+    def check_messages(self, count: int) -> None:
+        """Raises `InvalidRequest` for a conversation of more than `max_messages`."""
+        most = self.config.max_messages
+        if count > most:
+            raise InvalidRequest(
+                f"messages has {count} messages and may have {most}; leave {count - most} out, or start with a larger "
+                "--max-messages",
+                param="messages",
+            )
+
     def check_model(self, name: str | None) -> str:
         """The name of the model that answers a request for `name`. Raises `ModelNotFound`; None is any."""
         if name is None:
@@ -92,6 +118,21 @@ class ServerState:
                 f"the model {show(name)} does not exist; this server has {known}", param="model"
             )
         return name
+
+
+class _Tap(Observer):
+    """One observer for two who want to know."""
+
+    def __init__(self, latencies: Latencies, request_log: RequestLog | None) -> None:
+        self.first_token = latencies.first_token  # type: ignore[method-assign]
+        self.token_gaps = latencies.token_gaps  # type: ignore[method-assign]
+        self._latencies = latencies
+        self._request_log = request_log
+
+    def ended(self, live: LiveRequest, reason: str) -> None:
+        self._latencies.ended(live, reason)
+        if self._request_log is not None:
+            self._request_log.add(live, reason)
 
 
 def state_of(request: Request) -> ServerState:
