@@ -24,7 +24,9 @@ from octavo.server.state import ServerState, state_of
 
 router = APIRouter(tags=["anthropic"])
 State = Annotated[ServerState, Depends(state_of)]
-_ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": AnthropicErrorBody} for status in (400, 401, 404, 408, 413, 415, 503)
 }

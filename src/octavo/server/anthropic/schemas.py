@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field, Tag
 
+from octavo.server.openai.strict import Strict, by_key, one_of
 
-class Strict(BaseModel):
-    """Part of a request: no other fields, no other types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+MAX_STRINGS = 64
+"""Stop sequences: each is looked for at every step."""
 
 
 class CacheControl(Strict):
@@ -61,7 +60,11 @@ def _as_blocks(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-Texts = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])]
+Texts = Annotated[
+    list[TextBlock],
+    Field(fail_fast=True),
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock]),
+]
 
 
 class ToolResultBlock(Block):
@@ -69,17 +72,30 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts = []
+    content: Texts = Field([])
     is_error: bool = False
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ToolUseBlock, Field(discriminator="type")]
+UserBlock = Annotated[
+    Annotated[TextBlock, Tag("<text>")] | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    one_of(by_key("type"), "what a user says is text or tool_result; images and documents are not supported"),
+]
+AssistantBlock = Annotated[
+    Annotated[TextBlock, Tag("<text>")] | Annotated[ToolUseBlock, Tag("<tool_use>")],
+    one_of(
+        by_key("type"),
+        "what the assistant says is text or tool_use; thinking and server tools are not supported",
+    ),
+]
 UserBlocks = Annotated[
-    list[UserBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[UserBlock])
+    list[UserBlock],
+    Field(fail_fast=True),
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[UserBlock]),
 ]
 AssistantBlocks = Annotated[
-    list[AssistantBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[AssistantBlock])
+    list[AssistantBlock],
+    Field(fail_fast=True),
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[AssistantBlock]),
 ]
 
 
@@ -104,7 +120,12 @@ class SystemMessage(Strict):
     content: Texts
 
 
-Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+Message = Annotated[
+    Annotated[UserMessage, Tag("<user>")]
+    | Annotated[AssistantMessage, Tag("<assistant>")]
+    | Annotated[SystemMessage, Tag("<system>")],
+    one_of(by_key("role"), "the role of a message is user, assistant or system"),
+]
 
 
 class Tool(Block):
@@ -146,7 +167,13 @@ class NoChoice(Strict):
     type: Literal["none"]
 
 
-AnyToolChoice = Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discriminator="type")]
+AnyToolChoice = Annotated[
+    Annotated[AutoChoice, Tag("<auto>")]
+    | Annotated[AnyChoice, Tag("<any>")]
+    | Annotated[ToolChoice, Tag("<tool>")]
+    | Annotated[NoChoice, Tag("<none>")],
+    one_of(by_key("type"), "the type is auto, any, tool or none"),
+]
 
 
 class JSONFormat(Strict):
@@ -172,9 +199,9 @@ class Prompt(Strict):
     """A conversation and what the model may do in it: what `/v1/messages/count_tokens` counts."""
 
     model: str
-    messages: list[Message] = Field(min_length=1)
-    system: Texts = []
-    tools: list[Tool] = []
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    system: Texts = Field([])
+    tools: list[Tool] = Field([], fail_fast=True)
     tool_choice: AnyToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
@@ -194,7 +221,9 @@ class MessagesRequest(Prompt):
     temperature: float = Field(1.0, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] = []
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] = Field(
+        [], fail_fast=True, max_length=MAX_STRINGS
+    )
     stream: bool = False
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] = "auto"
