@@ -118,14 +118,14 @@ class ResetResponse(BaseModel):
     forgotten_blocks: int
 
 
-@router.get("/v1/models", responses=errors_documented(401))
+@router.get("/v1/models")
 async def models(state: State) -> ModelList:
     """The names that requests may use."""
     data = [_model(state, name) for name in state.model_names]
     return ModelList(data=data, first_id=data[0].id, last_id=data[-1].id)
 
 
-@router.get("/v1/models/{model_id:path}", responses=errors_documented(401, 404))
+@router.get("/v1/models/{model_id:path}", responses=errors_documented(404))
 async def model(model_id: str, state: State) -> Model:
     """One of them."""
     return _model(state, state.check_model(model_id))
@@ -142,7 +142,7 @@ def _model(state: ServerState, name: str) -> Model:
     )
 
 
-@router.post("/tokenize", responses=errors_documented(400, 401, 404, 408, 413, 415, 503))
+@router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request, state: State) -> TokenizeResponse:
     """Token ids of a text, or of a conversation as the model gets to see it."""
     state.check_model(body.model)
@@ -177,7 +177,7 @@ async def _tokens(body: TokenizeRequest, tenant: str, state: ServerState) -> lis
     return tokens
 
 
-@router.post("/detokenize", responses=errors_documented(400, 401, 404, 408, 413, 415, 503))
+@router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeResponse:
     """The text of token ids."""
     state.check_model(body.model)
@@ -241,7 +241,7 @@ _METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"s
 @router.get(
     "/metrics",
     response_class=Response,
-    responses=_METRICS | errors_documented(401, 403),
+    responses=_METRICS | errors_documented(403),
     dependencies=[Depends(require_operator)],
 )
 async def metrics(state: State) -> Response:
@@ -257,7 +257,7 @@ async def metrics(state: State) -> Response:
 
 @router.post(
     "/reset_prefix_cache",
-    responses=errors_documented(401, 403, 503),
+    responses=errors_documented(403, 503),
     dependencies=[Depends(require_operator)],
 )
 async def reset_prefix_cache(state: State) -> ResetResponse:

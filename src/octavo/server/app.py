@@ -14,6 +14,7 @@ from octavo.server import admin, picture
 from octavo.server.anthropic import messages
 from octavo.server.auth import Gate, Keyring
 from octavo.server.body import Bodies
+from octavo.server.describe import describe
 from octavo.server.logs import Watch
 from octavo.server.openai import chat, completions
 from octavo.server.problems import handle_errors
@@ -28,7 +29,9 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     for routes in (chat, completions, messages, admin, picture):
         app.include_router(routes.router)
     handle_errors(app)
+    keyring = Keyring(config, engine.config.tenant)
+    describe(app, keyed=keyring.required)
     app.add_middleware(Bodies, config=config)
-    app.add_middleware(Gate, keyring=Keyring(config, engine.config.tenant))
+    app.add_middleware(Gate, keyring=keyring)
     app.add_middleware(Watch, state=state)
     return app
