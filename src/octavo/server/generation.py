@@ -6,16 +6,19 @@ remember what was said, so that the next turn of a conversation finds its blocks
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.errors import RequestCancelled
 from octavo.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from octavo.params import SamplingParams
 from octavo.server.logs import note
 from octavo.server.state import ServerState
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,7 @@ async def deltas(state: ServerState, job: Job) -> AsyncGenerator[tuple[list[Delt
     given: dict[int, _Given] = {}
     async with aclosing(_snapshots(state, job)) as snapshots:
         async for output in snapshots:
-            new = [
-                delta
-                for answer in output.outputs
-                if (delta := given.setdefault(answer.index, _Given()).take(answer)) is not None
-            ]
+            new = _new(output, given)
             if new or output.finished:
                 yield new, output
 
@@ -120,6 +119,16 @@ async def _remember(state: ServerState, job: Job, text: str, output: RequestOutp
     await state.engine.aside(remember)
 
 
+def deltas_of(output: RequestOutput) -> list[Delta]:
+    """All there is in `output`, one for each choice: what a stream would have given in pieces."""
+    return _new(output, {})
+
+
+def _new(output: RequestOutput, given: dict[int, _Given]) -> list[Delta]:
+    found = [given.setdefault(answer.index, _Given()).take(answer) for answer in output.outputs]
+    return [delta for delta in found if delta is not None]
+
+
 class _Given:
     """How much of one choice was given out."""
 
@@ -137,3 +146,49 @@ class _Given:
         self._characters, self._tokens = len(answer.text), len(answer.token_ids)
         self._finished = answer.finished
         return Delta(answer.index, text, token_ids, logprobs, answer.finish_reason, answer.stop_reason)
+
+
+async def together(works: Sequence[Awaitable[T]]) -> list[T]:
+    """What `works` give, done at once. The first error ends the others and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """The items of all `sources` as they come, each with the index of its source. An error ends all of them."""
+    items: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(
+        1
+    )  # a slow reader holds the sources
+
+    async def pump(index: int, source: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    await items.put((index, item))
+        except Exception as error:
+            await items.put(error)
+        else:
+            await items.put(None)
+
+    tasks = [asyncio.ensure_future(pump(*pair)) for pair in enumerate(sources)]
+    unfinished = len(tasks)
+    try:
+        while unfinished:
+            item = await items.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                unfinished -= 1
+            else:
+                yield item
+    finally:
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -37,6 +37,7 @@ class Entry:
 
     request_id: str = ""
     label: str | None = None
+    user: str | None = None
     aborted: str | None = None
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
 
@@ -50,6 +51,13 @@ def note(output: RequestOutput, label: str | None = None) -> None:
     if entry is not None:
         entry.outputs[output.request_id] = output
         entry.label = label
+
+
+def note_user(user: str | None) -> None:
+    """For whom, as the client says, the request that is being answered was sent."""
+    entry = _entry.get(None)
+    if entry is not None:
+        entry.user = user
 
 
 def note_aborted(reason: str) -> None:
@@ -121,6 +129,7 @@ class Watch:
             "request_id": entry.request_id,
             "tenant": caller.name if caller is not None else None,
             "label": entry.label,
+            "user": entry.user,
             "method": scope["method"],
             "path": scope["path"][:200],
             "status": status,

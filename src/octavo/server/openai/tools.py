@@ -89,12 +89,15 @@ class Function:
     strict: bool
 
 
+Mode = Literal["auto", "required", "none"]
+
+
 @dataclass(frozen=True)
 class Rules:
     """What an answer may be: `auto` is text or calls, `required` calls, `none` text. `text_schema` is the JSON schema
     of text, None if it is free."""
 
-    mode: Literal["auto", "required", "none"]
+    mode: Mode
     parallel: bool
     text_schema: Mapping[str, Any] | None = None
 
