@@ -88,9 +88,11 @@ class AsyncEngine:
         if not isinstance(name, str):
             raise InvalidRequest(f"request_id={name!r} is not a string", param="request_id")
         own = SamplingParams() if params is None else params
+        arrived = time.monotonic()
         prepared = await self._at_door(
             lambda engine: engine.prepare(name, prompt, own, tenant=tenant, label=label)
         )
+        prepared.arrived = arrived
         stream = _Stream(asyncio.get_running_loop(), prepared)
         try:
             await self.call(lambda engine: self._submit(engine, stream))
@@ -121,6 +123,11 @@ class AsyncEngine:
         """What `function` returns or raises in the thread that encodes prompts, off the event loop and beside the
         steps: for chat templates and text. Raises what ended the engine once it has ended."""
         return await self._at_door(lambda _: function())
+
+    def check_text(self, text: str) -> None:
+        """Raises `ContextLengthExceeded` if `text` is so long that it need not be encoded to be refused."""
+        if (engine := self._engine) is not None:
+            engine.door.check_text(text)
 
     def turns(self) -> Turns:
         """A memory of conversations for this model's tokenizer."""

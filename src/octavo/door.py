@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from numbers import Integral
 
@@ -50,11 +51,12 @@ class Door:
         self, request_id: str, prompt: Prompt, params: SamplingParams, tenant: str | None, label: str | None
     ) -> LiveRequest:
         """See `Engine.prepare`."""
+        arrived = time.monotonic()
         try:
             self._check(params, tenant, label)
             token_ids = self._encode(request_id, prompt)
             request = self._request(request_id, token_ids, params, tenant, label)
-            live = LiveRequest(request, prompt if isinstance(prompt, str) else None, params)
+            live = LiveRequest(request, prompt if isinstance(prompt, str) else None, params, arrived)
             words = bad_word_ids(params.bad_words, lambda text: self._tokenizer.encode(text, False))
             live.bad_words = tuple(
                 word for word in words if max(word) < self._vocab_size
@@ -63,6 +65,13 @@ class Door:
         except OctavoError:
             self.refused += 1
             raise
+
+    def check_text(self, text: str, request_id: str | None = None) -> None:
+        """Raises `ContextLengthExceeded` or `KVCacheTooSmall` if `text` is longer than its tokens could be.
+
+        Much faster than to encode it; a text that passes may still be too long.
+        """
+        self._scheduler.limits.check(self._tokenizer.fewest_tokens(text), request_id, at_least=True)
 
     def _check(self, params: SamplingParams, tenant: str | None, label: str | None) -> None:
         if not isinstance(params, SamplingParams):
@@ -141,6 +150,7 @@ class Door:
 
     def _encode(self, request_id: str, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
+            self.check_text(prompt, request_id)
             token_ids = self._tokenizer.encode(prompt)
             if token_ids and max(token_ids) >= self._vocab_size:
                 raise InvalidRequest(

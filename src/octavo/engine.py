@@ -120,7 +120,7 @@ class Engine:
                 format_bytes(budget),
                 self.scheduler.limit,
             )
-        self._door = Door(config, self.loaded, self.layout, self.runner, self.scheduler)
+        self.door = Door(config, self.loaded, self.layout, self.runner, self.scheduler)
         self._eos = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.loaded.spec.vocab_size)
         self._sampler = Sampler(sorted(self._eos))
         backend = None if self.tokenizer.hf is None else self.tokenizer.hf.backend_tokenizer
@@ -149,7 +149,7 @@ class Engine:
         It finds blocks of its own `tenant` only (None: the engine's). `label` is shown to those who look on.
         Raises `InvalidRequest` (also `ContextLengthExceeded`, `KVCacheTooSmall`) naming field and value.
         """
-        return self._door.prepare(request_id, prompt, params, tenant, label)
+        return self.door.prepare(request_id, prompt, params, tenant, label)
 
     def submit(self, live: LiveRequest) -> None:
         """Queue a prepared request. Raises `Overloaded` if the queue is full."""
@@ -359,7 +359,7 @@ class Engine:
 
     def totals(self) -> EngineTotals:
         """What has been done since the engine began."""
-        totals, refused = self.scheduler.totals, self._door.refused
+        totals, refused = self.scheduler.totals, self.door.refused
         requests = self.scheduler.requests.values()
         running = sum(any(s.status is Status.RUNNING for s in r.sequences) for r in requests)
         return EngineTotals(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from octavo.answer import Answer
 from octavo.errors import OctavoError
 from octavo.outputs import PromptLogprobs, RequestOutput
@@ -13,16 +11,16 @@ from octavo.watch import Timing
 
 
 class LiveRequest:
-    """A request between `submit` and its last output."""
+    """A request between `prepare` and its last output. `arrived` is a time of `time.monotonic`."""
 
-    def __init__(self, request: Request, prompt: str | None, params: SamplingParams) -> None:
+    def __init__(self, request: Request, prompt: str | None, params: SamplingParams, arrived: float) -> None:
         self.request = request
         self.prompt = prompt
         self.params = params
         self.answers: list[Answer] = []
         self.bad_words: tuple[tuple[int, ...], ...] = ()
         self.error: OctavoError | None = None
-        self.arrived = time.monotonic()
+        self.arrived = arrived
         self.first_token: float | None = None
         self.last_token: float | None = None
         self.ended: float | None = None

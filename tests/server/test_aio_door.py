@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig
 
 from octavo import AsyncEngine, RequestOutput, SamplingParams
-from octavo.errors import InvalidRequest, RequestCancelled
+from octavo.errors import ContextLengthExceeded, InvalidRequest, RequestCancelled
 from server.test_aio import LONG, OPTIONS, read, run
 from unit.model_builders import LLAMA, save_model
 
@@ -122,3 +122,34 @@ def test_prompt_logprobs_and_masks_come_through(engine: AsyncEngine) -> None:
     assert [entry is None for entry in output.prompt_logprobs] == [True] + [False] * (len(PROMPT))
     assert all(ids in (70, 71) for ids in output.outputs[0].token_ids)
     assert len(output.outputs[0].logprobs or ()) == 6
+
+
+def test_a_text_beyond_all_bounds_is_refused_before_it_is_encoded(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_: Any) -> list[int]:
+        raise AssertionError("encoded")
+
+    longest = len("</s>")
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.tokenizer, "encode", encode)
+        with pytest.raises(ContextLengthExceeded, match="maximum context length is 2048 tokens") as error:
+            run(last(engine, "x" * longest * 2048, SHORT))
+        assert error.value.param == "prompt"
+        with pytest.raises(ContextLengthExceeded, match="the prompt has at least 2048 and needs"):
+            engine.check_text("x" * longest * 2048)
+        engine.check_text("x" * longest * 2047)
+    assert run(engine.totals()).rejected == 1
+
+
+def test_a_long_list_is_refused_before_its_ids_are_looked_at(engine: AsyncEngine) -> None:
+    class Ids(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("looked at")
+
+    with pytest.raises(
+        ContextLengthExceeded, match="maximum context length is 2048 tokens, the prompt has 9000"
+    ):
+        run(last(engine, Ids([5] * 9000), SHORT))
+    output = run(last(engine, [5] * 2047, SHORT))
+    assert len(output.outputs[0].token_ids) == 1

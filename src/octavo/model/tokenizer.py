@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError, InvalidRequest
+from octavo.model.fewest import Fewest, fewest
 from octavo.model.spec import id_tuple
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -34,6 +35,7 @@ class Tokenizer:
             # thread-safe.
             hf.backend_tokenizer.no_truncation()
             hf.backend_tokenizer.no_padding()
+        self._fewest = Fewest(None) if hf is None else fewest(hf.backend_tokenizer)
 
     def _backend(self) -> Any:
         if self.hf is None:
@@ -53,6 +55,10 @@ class Tokenizer:
                 param="prompt",
             ) from error
         return list(self._backend().encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def fewest_tokens(self, text: str) -> int:
+        """So many tokens `encode(text)` has at least, found without encoding it; 0 where that cannot be known."""
+        return self._fewest.tokens(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`, no space cleaned up; bytes of an unfinished character become U+FFFD."""

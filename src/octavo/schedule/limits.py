@@ -26,21 +26,22 @@ class Limits:
         """The longest sequence."""
         return self.arena if self.context is None else min(self.context, self.arena)
 
-    def check(self, prompt: int, request_id: str, *, at_least: bool = False) -> None:
+    def check(self, prompt: int, request_id: str | None = None, *, at_least: bool = False) -> None:
         """Raises `ContextLengthExceeded` or `KVCacheTooSmall` unless `prompt` tokens and one more fit.
 
         `at_least` says that the prompt was not counted to its end.
         """
+        who = "" if request_id is None else f"request {request_id!r}: "
         has = f"the prompt has {'at least ' if at_least else ''}{prompt} and needs room for 1 more"
         if self.context is not None and prompt + 1 > self.context:
             raise ContextLengthExceeded(
-                f"request {request_id!r}: this model's maximum context length is {self.context} tokens, {has}; "
+                f"{who}this model's maximum context length is {self.context} tokens, {has}; "
                 f"shorten it by {prompt + 1 - self.context}",
                 param="prompt",
             )
         if prompt + 1 > self.arena:
             raise KVCacheTooSmall(
-                f"request {request_id!r}: the KV cache of {self.bytes_total} bytes holds at most {self.arena} tokens, "
+                f"{who}the KV cache of {self.bytes_total} bytes holds at most {self.arena} tokens, "
                 f"{has}; shorten it by {prompt + 1 - self.arena} or start with kv_cache_memory of at least "
                 f"{self.layout.sequence_bytes(prompt + 1)}",
                 param="prompt",

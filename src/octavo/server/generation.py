@@ -69,6 +69,7 @@ async def encode_chat(
 
     def encode() -> tuple[str, list[int]]:
         text = state.tokenizer.render_chat(messages, **options)
+        state.engine.check_text(text)
         return text, state.turns.encode(text, owner)
 
     return await state.engine.aside(encode)
