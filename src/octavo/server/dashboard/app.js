@@ -1,0 +1,118 @@
+// Joins the feed, the store and the views.
+
+import { Charts } from "./charts.js";
+import { Chat, modelName } from "./chat.js";
+import { $, h, keyed, setText } from "./dom.js";
+import { follow } from "./feed.js";
+import { bytes, count, many } from "./format.js";
+import { Glance } from "./glance.js";
+import { Inspector } from "./inspector.js";
+import { Log } from "./log.js";
+import { ArenaMap } from "./map.js";
+import { Palette, stateOf } from "./palette.js";
+import { Requests } from "./requests.js";
+import { Store } from "./store.js";
+import { Tree } from "./tree.js";
+
+const THEMES = ["system", "light", "dark"];
+
+const store = new Store();
+const palette = new Palette();
+const map = new ArenaMap(store, palette);
+const inspector = new Inspector(store, palette, map);
+const views = [new Glance(store), new Requests(store, palette, map), new Tree(store, palette, map), new Charts(store), new Log(store)];
+
+function sayArena() {
+  const sizes = [...new Set(store.groups.map((group) => group.block_bytes))];
+  const one = sizes.length === 1 ? `${count(Math.floor(store.bytesTotal / sizes[0]))} blocks of ` : "blocks of ";
+  setText($("arena-sub"), `${one}${store.blockSize} tokens, ${sizes.map(bytes).join(" or ")} each`);
+}
+
+function legend() {
+  const counts = new Map();
+  for (const row of store.rows.values()) {
+    const key = palette.key(row, store.now.time);
+    counts.set(key, (counts.get(key) ?? 0) + 1);
+  }
+  const free = { key: "free", name: `free, ${bytes(store.now.bytes_free)}`, property: "--free" };
+  const shown = palette.classes().filter((c) => counts.has(c.key) || palette.mode === "state");
+  const make = (c) => h("li", {}, h("i", { class: `swatch ${c.property.slice(2)}`, "aria-hidden": "true" }), h("span"), h("b"));
+  keyed($("map-legend"), [...shown, free], (c) => palette.mode + c.key, make, (element, c) => {
+    setText(element.children[1], c.name);
+    setText(element.children[2], c.key === "free" ? "" : count(counts.get(c.key) ?? 0));
+  });
+  const shared = [...store.rows.values()].filter((row) => stateOf(row) === "shared").length;
+  $("map").setAttribute("aria-label", `Map of the arena: ${many(store.rows.size, "block")} held, ${shared} of them shared`);
+}
+
+function draw(change) {
+  map.update(change);
+  for (const view of views) view.update(change);
+  legend();
+  sayArena();
+}
+
+// What came since the last frame, as one change. Messages are merged while frames are missing.
+let pending = null;
+
+function take(kind, data) {
+  if (kind === "failed") return;
+  const change = store.take(kind, data);
+  if (pending) {
+    pending.whole ||= change.whole;
+    pending.changed.push(...change.changed);
+    pending.gone.push(...change.gone);
+    return;
+  }
+  pending = change;
+  requestAnimationFrame(() => {
+    const now = pending;
+    pending = null;
+    draw(now);
+  });
+}
+
+function tell(state, text) {
+  $("status").dataset.state = state;
+  setText($("status-text"), text);
+  if (state === "live" && !$("model").textContent) {
+    modelName().then(
+      (name) => setText($("model"), name),
+      () => {},
+    );
+  }
+}
+
+function theme() {
+  const root = document.documentElement;
+  const button = $("theme");
+  const apply = (name) => {
+    if (name === "system") {
+      delete root.dataset.theme;
+      localStorage.removeItem("octavo-theme");
+    } else {
+      root.dataset.theme = name;
+      localStorage.setItem("octavo-theme", name);
+    }
+    setText(button, { system: "◐ System", light: "☀ Light", dark: "☾ Dark" }[name]);
+    button.setAttribute("aria-label", `Theme: ${name}`);
+    map.repaint();
+  };
+  button.addEventListener("click", () => {
+    const at = THEMES.indexOf(root.dataset.theme ?? "system");
+    apply(THEMES[(at + 1) % THEMES.length]);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map.repaint());
+  apply(root.dataset.theme ?? "system");
+}
+
+$("colour-by").addEventListener("change", (event) => {
+  palette.mode = event.target.value;
+  map.repaint();
+  if (store.ready) legend();
+});
+
+theme();
+inspector.show({ row: null, offset: null, walked: false });
+new Chat();
+follow(take, tell);

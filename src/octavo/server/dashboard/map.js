@@ -1,0 +1,285 @@
+// The map of the arena: a canvas of cells, redrawn only where something changed, and one above it for marks.
+
+import { $, setText } from "./dom.js";
+import { Grid } from "./grid.js";
+import { colour } from "./palette.js";
+
+const FLASH_MS = 900;
+const FREE = "free";
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+export class ArenaMap extends EventTarget {
+  // Tells of `look` (a cell is pointed at, or walked to) with {row, offset, kept, walked}; row is null on free cells.
+  constructor(store, palette) {
+    super();
+    this.store = store;
+    this.palette = palette;
+    this.frame = $("map");
+    this.cells = $("map-cells");
+    this.marks = $("map-marks");
+    this.drawn = [];
+    this.lit = null;
+    this.flashes = new Map();
+    this.hovered = -1;
+    this.chosen = -1;
+    this.kept = false;
+    this.#listen();
+  }
+
+  // Draws what `change` of the store touched, everything if the arena, the room or the colours are new.
+  update(change) {
+    if (!this.store.ready) return;
+    if (change.whole || !this.grid || this.#outgrown()) this.rebuild();
+    else if (this.palette.mode === "age") this.#drawAll();
+    else {
+      const now = this.store.now.time;
+      for (const row of change.gone) this.#drawOffset(row.offset, now);
+      for (const row of change.changed) this.#drawOffset(row.offset, now);
+    }
+    if (!change.whole) this.#flash(change);
+    this.#mark();
+    this.#tell(false);
+  }
+
+  rebuild() {
+    if (!this.store.ready || !this.frame.clientWidth) return;
+    const tallest = innerWidth < 700 ? 420 : Math.max(260, Math.min(520, 0.52 * innerHeight));
+    const offset = this.grid?.cells[this.chosen]?.offset;
+    this.grid = new Grid(this.store, this.frame.clientWidth, tallest);
+    this.slabs = this.#slabsKey();
+    this.chosen = offset === undefined ? -1 : this.grid.indexOf(offset);
+    this.hovered = -1;
+    const scale = devicePixelRatio || 1;
+    for (const canvas of [this.cells, this.marks]) {
+      canvas.width = Math.round(this.grid.width * scale);
+      canvas.height = Math.round(this.grid.height * scale);
+      canvas.style.width = `${this.grid.width}px`;
+      canvas.style.height = `${this.grid.height}px`;
+      canvas.getContext("2d").setTransform(scale, 0, 0, scale, 0, 0);
+    }
+    this.frame.style.height = `${this.grid.height}px`;
+    this.repaint();
+  }
+
+  // Everything again, in the colours of the moment.
+  repaint() {
+    if (!this.grid) return;
+    this.ink = Object.fromEntries(this.palette.classes().map((c) => [c.key, colour(c.property)]));
+    this.ink[FREE] = colour("--free");
+    this.accents = { choice: colour("--ink"), chain: colour("--accent"), paper: colour("--card"), lost: colour("--lost") };
+    this.drawn = new Array(this.grid.cells.length);
+    const context = this.cells.getContext("2d");
+    context.clearRect(0, 0, this.grid.width, this.grid.height);
+    context.fillStyle = colour("--muted");
+    context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+    for (const title of this.grid.titles) context.fillText(title.text, 0, title.y);
+    this.#drawAll();
+    this.#mark();
+  }
+
+  // Lights the blocks of `offsets` up and dims all others; null ends it.
+  light(offsets) {
+    this.lit = offsets;
+    this.#mark();
+  }
+
+  // Puts the choice on a block and shows it.
+  choose(offset, kept = true) {
+    const i = this.grid?.indexOf(offset) ?? -1;
+    if (i >= 0) this.#choose(i, kept, true);
+  }
+
+  #outgrown() {
+    return this.grid.named && this.slabs !== this.#slabsKey();
+  }
+
+  #slabsKey() {
+    return this.store.slabs.start.join() + this.store.slabs.count.join();
+  }
+
+  #drawAll() {
+    const now = this.store.now.time;
+    for (let i = 0; i < this.grid.cells.length; i += 1) this.#draw(i, now);
+  }
+
+  #drawOffset(offset, now) {
+    const i = this.grid.indexOf(offset);
+    if (i >= 0) this.#draw(i, now);
+  }
+
+  #draw(i, now) {
+    const cell = this.grid.cells[i];
+    const row = this.store.rows.get(cell.offset);
+    const key = row ? this.palette.key(row, now) : FREE;
+    const part = row?.state === "open" ? row.filled / this.store.blockSize : 1;
+    const notch = row !== undefined && row.pinned_until !== null;
+    const look = `${key} ${part} ${notch}`;
+    if (this.drawn[i] === look) return;
+    this.drawn[i] = look;
+    if (!(key in this.ink)) this.ink[key] = colour(this.palette.classes().find((c) => c.key === key).property);
+    const context = this.cells.getContext("2d");
+    const { size, gap } = this.grid;
+    const side = size - gap;
+    context.clearRect(cell.x, cell.y, size, size);
+    context.fillStyle = this.ink[FREE];
+    if (key === FREE || part < 1) box(context, cell.x, cell.y, side, side, size);
+    context.fillStyle = this.ink[key];
+    if (key !== FREE) {
+      const tall = Math.max(1, Math.round(side * part));
+      box(context, cell.x, cell.y + side - tall, side, tall, size);
+    }
+    if (notch && size >= 6) {
+      context.fillStyle = this.accents.paper;
+      const n = Math.round(side / 2.2);
+      context.beginPath();
+      context.moveTo(cell.x + side - n, cell.y);
+      context.lineTo(cell.x + side, cell.y);
+      context.lineTo(cell.x + side, cell.y + n);
+      context.fill();
+    }
+  }
+
+  #flash({ gone, changed }) {
+    if (calm.matches) return;
+    const end = performance.now() + FLASH_MS;
+    for (const row of gone) this.flashes.set(row.offset, { end, ink: this.accents.lost });
+    // A block that another took over at once is gone as well.
+    for (const row of changed) if (row.state === "open" && row.filled <= 1) this.flashes.set(row.offset, { end, ink: this.accents.chain });
+    if (this.flashes.size && !this.fading) this.#fade();
+  }
+
+  #fade() {
+    this.fading = true;
+    this.#mark();
+    const now = performance.now();
+    for (const [offset, flash] of this.flashes) if (flash.end < now) this.flashes.delete(offset);
+    if (this.flashes.size) requestAnimationFrame(() => this.#fade());
+    else {
+      this.fading = false;
+      this.#mark();
+    }
+  }
+
+  #mark() {
+    if (!this.grid) return;
+    const context = this.marks.getContext("2d");
+    context.clearRect(0, 0, this.grid.width, this.grid.height);
+    if (this.lit) this.#dim(context);
+    this.#drawFlashes(context);
+    const shown = this.hovered >= 0 ? this.hovered : this.chosen;
+    if (shown < 0) return;
+    const row = this.store.rows.get(this.grid.cells[shown].offset);
+    if (row) {
+      for (const before of this.store.ancestors(row)) this.#outline(context, before.offset, this.accents.chain, 1.25);
+    }
+    this.#outline(context, this.grid.cells[shown].offset, this.accents.choice, 2);
+  }
+
+  #dim(context) {
+    context.globalAlpha = 0.78;
+    context.fillStyle = this.accents.paper;
+    context.fillRect(0, 0, this.grid.width, this.grid.height);
+    context.globalAlpha = 1;
+    for (const offset of this.lit) {
+      const cell = this.grid.cells[this.grid.indexOf(offset)];
+      if (cell) context.clearRect(cell.x, cell.y, this.grid.size, this.grid.size);
+    }
+  }
+
+  #drawFlashes(context) {
+    const now = performance.now();
+    for (const [offset, { end, ink }] of this.flashes) {
+      const cell = this.grid.cells[this.grid.indexOf(offset)];
+      if (!cell || end < now) continue;
+      context.globalAlpha = (end - now) / FLASH_MS;
+      context.strokeStyle = ink;
+      context.lineWidth = 1.5;
+      context.strokeRect(cell.x - 0.5, cell.y - 0.5, this.grid.size, this.grid.size);
+    }
+    context.globalAlpha = 1;
+  }
+
+  #outline(context, offset, ink, width) {
+    const cell = this.grid.cells[this.grid.indexOf(offset)];
+    if (!cell) return;
+    context.strokeStyle = ink;
+    context.lineWidth = width;
+    context.strokeRect(cell.x - 0.5, cell.y - 0.5, this.grid.size + 0.5 - this.grid.gap / 2, this.grid.size + 0.5 - this.grid.gap / 2);
+  }
+
+  #tell(walked) {
+    const i = this.hovered >= 0 ? this.hovered : this.chosen;
+    const offset = i < 0 ? null : this.grid.cells[i].offset;
+    const row = offset === null ? null : (this.store.rows.get(offset) ?? null);
+    this.dispatchEvent(new CustomEvent("look", { detail: { row, offset, kept: this.kept, walked } }));
+  }
+
+  #choose(i, kept, walked) {
+    this.chosen = i;
+    this.kept = kept;
+    this.hovered = -1;
+    this.#mark();
+    this.#tell(walked);
+  }
+
+  #listen() {
+    const under = (event) => {
+      const box = this.frame.getBoundingClientRect();
+      return this.grid?.at(event.clientX - box.left, event.clientY - box.top) ?? -1;
+    };
+    this.frame.addEventListener("pointermove", (event) => {
+      if (event.pointerType === "touch") return;
+      const i = under(event);
+      if (i === this.hovered) return;
+      this.hovered = i;
+      this.#mark();
+      this.#tell(false);
+    });
+    this.frame.addEventListener("pointerleave", () => {
+      this.hovered = -1;
+      this.#mark();
+      if (this.grid) this.#tell(false);
+    });
+    this.frame.addEventListener("click", (event) => {
+      const i = under(event);
+      this.#choose(i, i >= 0, false);
+    });
+    this.frame.addEventListener("keydown", (event) => this.#key(event));
+    new ResizeObserver(() => {
+      if (this.frame.clientWidth !== this.grid?.width) this.rebuild();
+    }).observe(this.frame);
+  }
+
+  #key(event) {
+    if (!this.grid || event.ctrlKey || event.metaKey || event.altKey) return;
+    const at = Math.max(this.chosen, 0);
+    const last = this.grid.cells.length - 1;
+    const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    let to = null;
+    if (event.key in steps) to = this.chosen < 0 ? 0 : this.grid.step(at, ...steps[event.key]);
+    else if (event.key === "Home") to = 0;
+    else if (event.key === "End") to = last;
+    else if (event.key === "PageDown") to = Math.min(last, at + 64);
+    else if (event.key === "PageUp") to = Math.max(0, at - 64);
+    else if (event.key === "Enter" || event.key === " ") this.#choose(at, true, true);
+    else if (event.key === "Escape") this.#choose(-1, false, true);
+    else if (event.key.toLowerCase() === "p") {
+      const row = this.store.rows.get(this.grid.cells[at].offset);
+      const before = row ? this.grid.indexOf(row.parent) : -1;
+      if (before >= 0) to = before;
+      else setText($("map-said"), "There is no block before this one.");
+    } else return;
+    event.preventDefault();
+    if (to !== null) this.#choose(to, true, true);
+  }
+}
+
+function box(context, x, y, width, height, size) {
+  if (size < 9) {
+    context.fillRect(x, y, width, height);
+    return;
+  }
+  context.beginPath();
+  context.roundRect(x, y, width, height, Math.min(2.5, height / 2));
+  context.fill();
+}

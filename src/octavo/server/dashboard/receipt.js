@@ -1,0 +1,74 @@
+// A receipt as a bar and as words.
+
+import { h, setText } from "./dom.js";
+import { count, many } from "./format.js";
+
+export const PARTS = [
+  { key: "reused", name: "reused: found in memory" },
+  { key: "computed", name: "computed: the rest of the prompt" },
+  { key: "generated", name: "generated" },
+  { key: "recomputed", name: "computed again after a preemption" },
+];
+
+const REASONS = {
+  disabled: "reuse was off",
+  namespace: "only another tenant or salt has more of it",
+  exactness: "what follows is not exact",
+  reclaimed: "what follows was thrown away",
+  diverged: "nobody has sent it on like this",
+  tail: "only the unfinished last block is missing",
+  cold: "nobody has sent it before",
+};
+
+export function legend() {
+  return PARTS.map(({ key, name }) => h("li", {}, h("i", { class: `swatch part-${key}`, "aria-hidden": "true" }), name));
+}
+
+const amounts = (receipt) => ({
+  reused: receipt.reused_tokens,
+  computed: receipt.computed_tokens,
+  generated: receipt.completion_tokens,
+  recomputed: receipt.recomputed_tokens,
+});
+
+export const total = (receipt) => Object.values(amounts(receipt)).reduce((sum, n) => sum + n, 0);
+
+export function bar() {
+  return h("div", { class: "bar", "aria-hidden": "true" }, ...PARTS.map(({ key }) => h("i", { class: `part-${key}` })));
+}
+
+// `most` is how many tokens make the whole width.
+export function fill(element, receipt, most) {
+  const parts = amounts(receipt);
+  PARTS.forEach(({ key }, i) => {
+    element.children[i].style.width = `${(100 * parts[key]) / Math.max(most, 1)}%`;
+  });
+}
+
+export function words(receipt) {
+  const said = [`${count(receipt.reused_tokens)} of ${count(receipt.prompt_tokens)} prompt tokens reused`];
+  if (receipt.computed_tokens) said.push(`${count(receipt.computed_tokens)} computed`);
+  said.push(`${count(receipt.completion_tokens)} generated`);
+  if (receipt.preemptions) said.push(`preempted ${many(receipt.preemptions, "time")}, ${count(receipt.recomputed_tokens)} computed again`);
+  if (receipt.dropped.length) said.push(`dropped tokens ${receipt.dropped.map(([a, b]) => `${count(a)}–${count(b)}`).join(", ")}`);
+  if (receipt.compressed_tokens) said.push(`${count(receipt.compressed_tokens)} compressed`);
+  if (receipt.queued_ms >= 1) said.push(`waited ${count(receipt.queued_ms)} ms`);
+  if (!receipt.exact) said.push("not exact");
+  return said.join(" · ");
+}
+
+// Why no more was reused; empty if all was.
+export function why(receipt) {
+  const { miss } = receipt;
+  if (!miss || miss.at_token === null) return "";
+  return `From token ${count(miss.at_token)} on: ${REASONS[miss.reason] ?? miss.reason}.`;
+}
+
+export function pins({ pinned }) {
+  if (!pinned) return "";
+  return pinned.refused ? `Not pinned: ${pinned.refused}.` : `${many(pinned.blocks, "block")} pinned for ${count(pinned.ttl_s)} s.`;
+}
+
+export function write(element, receipt) {
+  setText(element, [words(receipt), why(receipt), pins(receipt)].filter(Boolean).join(" · "));
+}
