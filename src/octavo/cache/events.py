@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from typing import NamedTuple
 
 from octavo.cache.blocks import Owner
@@ -30,17 +30,13 @@ class Event(NamedTuple):
 
 
 class EventLog:
-    """The last `capacity` events; `lost` counts those that nobody drained in time, `reclaimed` all blocks that were,
-    by reason."""
+    """The last `capacity` events; `lost` counts those that nobody drained in time."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._events: deque[Event] = deque(maxlen=capacity)
         self.lost = 0
-        self.reclaimed: Counter[str] = Counter()
 
     def add(self, event: Event) -> None:
-        if event.kind == "reclaimed":
-            self.reclaimed[event.reason] += 1
         if len(self._events) == self._events.maxlen:
             self.lost += 1
         self._events.append(event)

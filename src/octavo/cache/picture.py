@@ -143,7 +143,7 @@ def take(cache: CacheManager, leases: Iterable[tuple[str, Lease]]) -> Picture:
         block_size=cache.layout.block_size,
         stats=cache.stats(),
         slabs=tuple((slab.start, slab.block_bytes, slab.count) for slab in cache.arena.slabs()),
-        reclaimed=dict(cache.log.reclaimed),
+        reclaimed=dict(cache.reclaimed),
         held=tuple(
             Held(name, lease.computed, tuple(table.offsets.tolist() for table in lease.tables))
             for name, lease in leases

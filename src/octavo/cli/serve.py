@@ -7,10 +7,13 @@ import ipaddress
 import logging
 import socket
 
+from fastapi import FastAPI
+
 from octavo.aio import AsyncEngine
 from octavo.config import EngineConfig, ServerConfig, format_bytes
 from octavo.errors import ConfigError
 from octavo.server.app import create_app
+from octavo.server.feed import feed_of
 from octavo.server.listen import Server, allow_connections, bind
 from octavo.server.logs import log_to_stderr
 from octavo.server.state import ServerState
@@ -38,12 +41,17 @@ def run_server(engine_config: EngineConfig, config: ServerConfig) -> bool:
             server = Server(app, config, stopping=lambda: _drain(state))
             _announce(state, listener)
             try:
-                asyncio.run(server.serve([listener]))
+                asyncio.run(_serve(server, app, listener))
             finally:
                 state.close()
         finally:
             engine.close()
     return not server.aborted
+
+
+async def _serve(server: Server, app: FastAPI, listener: socket.socket) -> None:
+    feed_of(app)
+    await server.serve([listener])
 
 
 def _drain(state: ServerState) -> None:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from octavo import __version__
 from octavo.aio import AsyncEngine
 from octavo.config import ServerConfig
-from octavo.server import admin, picture
+from octavo.server import admin, dashboard, picture
 from octavo.server.anthropic import messages
 from octavo.server.auth import Gate, Keyring
 from octavo.server.body import Bodies
@@ -26,7 +26,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     state = ServerState(engine, config)
     app = FastAPI(title="Octavo", version=__version__, docs_url=None, redoc_url=None)
     app.state.octavo = state
-    for routes in (chat, completions, messages, admin, picture):
+    for routes in (chat, completions, messages, admin, picture, dashboard):
         app.include_router(routes.router)
     handle_errors(app)
     keyring = Keyring(config, engine.config.tenant)

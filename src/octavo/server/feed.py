@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -25,25 +25,30 @@ from octavo.server.sse import event
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from octavo.engine import Engine
+    from octavo.server.witness import Witness
+
 PERIOD_S = 0.5
 LONGEST_PERIOD_S = 5.0
 SHARE = 0.01
 """The most of the engine's time that looking at it may take."""
 SAMPLES = 600
 EVENTS = 400
+ENDED = 12
 WATCHERS = 32
 
 
 class Ring:
-    """The last items, each with a number that only grows."""
+    """The last `size` items."""
 
     def __init__(self, size: int) -> None:
         self._items: deque[Any] = deque(maxlen=size)
         self.count = 0
 
-    def add(self, item: Any) -> None:
-        self._items.append(item)
-        self.count += 1
+    def add(self, items: Iterable[Any]) -> None:
+        for item in items:
+            self._items.append(item)
+            self.count += 1
 
     def since(self, count: int) -> list[Any]:
         """Those that came after there were `count`, as far as they are still there."""
@@ -51,13 +56,44 @@ class Ring:
         return items[max(0, len(items) - (self.count - count)) :]
 
 
+class Recent:
+    """What a watcher is sent besides the blocks: what happened of late, and counters over the last minutes."""
+
+    def __init__(self) -> None:
+        self.samples, self.events, self.ended = Ring(SAMPLES), Ring(EVENTS), Ring(ENDED)
+
+    def add(self, moment: Moment) -> None:
+        """Keep what is new in `moment`."""
+        self.samples.add([moment.sample])
+        self.events.add(moment.events)
+        self.ended.add(moment.ended)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How much there has been."""
+        return self.samples.count, self.events.count, self.ended.count
+
+    def since(self, counts: tuple[int, int, int]) -> Json:
+        """What came after there was so much."""
+        return {
+            "history": columns_of(self.samples.since(counts[0])),
+            "events": self.events.since(counts[1]),
+            "ended": self.ended.since(counts[2]),
+        }
+
+
+NOTHING = (0, 0, 0)
+
+
 class Feed:
     """Begins in the running event loop and belongs to it. `closing` says when watchers are to be sent away."""
 
-    def __init__(self, engine: AsyncEngine, closing: Callable[[], bool] = lambda: False) -> None:
-        self.events = Ring(EVENTS)
-        self.samples = Ring(SAMPLES)
+    def __init__(
+        self, engine: AsyncEngine, witness: Witness, closing: Callable[[], bool] = lambda: False
+    ) -> None:
         self._engine = engine
+        self._witness = witness
+        self._recent = Recent()
         self._closing = closing
         self._watchers = 0
         self._period = PERIOD_S
@@ -76,20 +112,19 @@ class Feed:
     async def look(self) -> Moment:
         """A new moment, for one or for all. Raises `OctavoError` if the engine has ended."""
         async with self._one_look:
-            took, moment = await self._engine.call(_timed_look)
+            took, moment = await self._engine.call(self._timed_look)
             await asyncio.to_thread(lambda: moment.picture.rows)
             self._period = min(max(PERIOD_S, took / SHARE), LONGEST_PERIOD_S)
-            for item in moment.events:
-                self.events.add(item)
-            self.samples.add(moment.sample)
+            self._recent.add(moment)
             self._latest = moment
         return moment
 
     async def picture(self) -> bytes:
         """The answer of `/cache`."""
         moment = await self.look()
-        recent = self.events.since(0)
-        return await asyncio.to_thread(lambda: orjson.dumps({**whole(moment), "events": recent}))
+        recent = self._recent.since(NOTHING)
+        del recent["history"]
+        return await asyncio.to_thread(_dump_whole, moment, recent)
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
         """Events for one watcher: `picture`, then `change` after `change`. Raises `Overloaded` if too many watch."""
@@ -99,21 +134,15 @@ class Feed:
         self._came.set()
         try:
             sent = await self.look()
-            history, events = columns_of(self.samples.since(0)), self.events.since(0)
-            seen = self.samples.count, self.events.count
-            first = {**whole(sent), "history": history, "events": events}
-            yield event(await asyncio.to_thread(orjson.dumps, first), "picture")
+            recent, seen = self._recent.since(NOTHING), self._recent.counts
+            yield event(await asyncio.to_thread(_dump_whole, sent, recent), "picture")
             while not self._closing():
                 await self._other_than(sent)
                 latest = self._latest
                 assert latest is not None
-                more: Json = {
-                    "history": columns_of(self.samples.since(seen[0])),
-                    "events": self.events.since(seen[1]),
-                }
-                seen = self.samples.count, self.events.count
+                recent, seen = self._recent.since(seen), self._recent.counts
                 before, sent = sent, latest
-                yield event(await asyncio.to_thread(_dump_change, before, sent, more), "change")
+                yield event(await asyncio.to_thread(_dump_change, before, sent, recent), "change")
         finally:
             self._watchers -= 1
 
@@ -126,7 +155,7 @@ class Feed:
                     self._tell()
                     await asyncio.sleep(self._period)
                 else:
-                    self.samples.add(await self._engine.call(sample))
+                    self._recent.samples.add([await self._engine.call(self._sample)])
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._came.wait(), LONGEST_PERIOD_S)
         except OctavoError as error:
@@ -140,6 +169,14 @@ class Feed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), LONGEST_PERIOD_S)
 
+    def _timed_look(self, engine: Engine) -> tuple[float, Moment]:
+        start = time.perf_counter()
+        moment = look(engine, self._witness)
+        return time.perf_counter() - start, moment
+
+    def _sample(self, engine: Engine) -> Json:
+        return sample(engine, self._witness)
+
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
@@ -150,15 +187,13 @@ def feed_of(app: FastAPI) -> Feed:
     feed: Feed | None = getattr(app.state, "feed", None)
     if feed is None or feed.ended:
         state = app.state.octavo
-        feed = app.state.feed = Feed(state.engine, lambda: state.draining)
+        feed = app.state.feed = Feed(state.engine, state.witness, lambda: state.draining)
     return feed
 
 
-def _timed_look(engine: Any) -> tuple[float, Moment]:
-    start = time.perf_counter()
-    moment = look(engine)
-    return time.perf_counter() - start, moment
+def _dump_whole(moment: Moment, recent: Json) -> bytes:
+    return orjson.dumps({**whole(moment), **recent})
 
 
-def _dump_change(before: Moment, after: Moment, more: Json) -> bytes:
-    return orjson.dumps({**change(before, after), **more})
+def _dump_change(before: Moment, after: Moment, recent: Json) -> bytes:
+    return orjson.dumps({**change(before, after), **recent})

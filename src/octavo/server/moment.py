@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from octavo.cache.blocks import Owner
 from octavo.cache.events import Event
@@ -17,6 +17,9 @@ from octavo.cache.layout import CacheLayout
 from octavo.cache.picture import Picture, Row, take
 from octavo.engine import Engine
 from octavo.schedule.request import Request, Sequence
+
+if TYPE_CHECKING:
+    from octavo.server.witness import Witness
 
 Json = dict[str, Any]
 T = TypeVar("T", bound=Hashable)
@@ -30,16 +33,17 @@ _PLAIN = ("offset", "group", "state", "format", "depth", "filled", "refs", "uses
 @dataclass(frozen=True)
 class Moment:
     """`requests` are the running and the first waiting ones by id, `sample` are gauges and counters since the start,
-    `events` what happened since the moment before."""
+    `events` and `ended` what happened, and which requests came to an end, since the moment before."""
 
     picture: Picture
     layout: CacheLayout
     requests: dict[str, Json]
     sample: Json
     events: list[Json]
+    ended: list[Json]
 
 
-def look(engine: Engine) -> Moment:
+def look(engine: Engine, witness: Witness) -> Moment:
     """The moment now. Call it in the engine's thread. Takes the engine's events, so only one may look."""
     scheduler = engine.scheduler
     running = scheduler.running
@@ -47,19 +51,20 @@ def look(engine: Engine) -> Moment:
     return Moment(
         picture=take(engine.cache, ((_name(sequence), sequence.lease) for sequence in running)),
         layout=engine.layout,
-        requests={name: _request(request) for name, request in shown.items()},
-        sample=sample(engine),
+        requests={name: request_now(request) for name, request in shown.items()},
+        sample=sample(engine, witness),
         events=_merged(engine.events()),
+        ended=witness.take_ended(),
     )
 
 
-def sample(engine: Engine) -> Json:
+def sample(engine: Engine, witness: Witness) -> Json:
     """Gauges and counters alone. Call it in the engine's thread."""
-    stats, totals = engine.stats(), engine.scheduler.totals
+    stats, totals = engine.stats(), engine.totals()
     return {
         "time": unix(engine.cache.clock()),
-        "running": stats.running,
-        "waiting": stats.waiting,
+        "running": totals.running,
+        "waiting": totals.waiting,
         "bytes_free": stats.bytes_free,
         "bytes_running": stats.bytes_running,
         "bytes_cached": stats.bytes_cached,
@@ -68,9 +73,13 @@ def sample(engine: Engine) -> Json:
         "reused_tokens": totals.reused_tokens,
         "computed_tokens": totals.computed_tokens,
         "recomputed_tokens": totals.recomputed_tokens,
-        "completion_tokens": totals.completion_tokens,
+        "generated_tokens": totals.generated_tokens,
         "preemptions": totals.preemptions,
-        "reclaimed_blocks": engine.cache.log.reclaimed.total(),
+        "reclaimed_blocks": sum(totals.reclaimed_blocks.values()),
+        "first_tokens": witness.first_tokens,
+        "first_token_seconds": witness.first_token_seconds,
+        "token_gaps": witness.gaps,
+        "token_gap_seconds": witness.gap_seconds,
     }
 
 
@@ -160,7 +169,8 @@ def _name(sequence: Sequence) -> str:
     return request.request_id if request.n == 1 else f"{request.request_id}#{sequence.index}"
 
 
-def _request(request: Request) -> Json:
+def request_now(request: Request) -> Json:
+    """A request and its receipt so far."""
     params = request.params
     return {
         "id": request.request_id,

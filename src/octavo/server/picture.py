@@ -104,6 +104,13 @@ class LiveRequest(_Model):
     receipt: dict[str, Any]
 
 
+class EndedRequest(LiveRequest):
+    """A request that is over, and its receipt."""
+
+    reason: Annotated[str, Field(description="`stop`, `length`, `error` or `abort`.")]
+    ended_at: float
+
+
 class Sample(_Model):
     """Gauges, and counters since the start."""
 
@@ -118,9 +125,15 @@ class Sample(_Model):
     reused_tokens: int
     computed_tokens: int
     recomputed_tokens: int
-    completion_tokens: int
+    generated_tokens: int
     preemptions: int
     reclaimed_blocks: int
+    first_tokens: Annotated[int, Field(description="Requests that have had their first token.")]
+    first_token_seconds: Annotated[float, Field(description="How long they waited for it, together.")]
+    token_gaps: Annotated[int, Field(description="Tokens after the first ones.")]
+    token_gap_seconds: Annotated[
+        float, Field(description="How long each came after the one before, together.")
+    ]
 
 
 class CacheEvent(_Model):
@@ -151,6 +164,7 @@ class CachePicture(_Model):
     owners: list[Owner]
     readers: Annotated[list[list[str]], Field(description="Sets of running sequences, by `choices.name`.")]
     requests: list[LiveRequest]
+    ended: Annotated[list[EndedRequest], Field(description="The last that came to an end.")]
     events: list[CacheEvent]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -16,6 +17,7 @@ from octavo.live import LiveRequest
 from octavo.model.tokenizer import Tokenizer
 from octavo.server.metrics import Latencies, Metrics
 from octavo.server.requestlog import RequestLog
+from octavo.server.witness import Witness
 from octavo.turns import Turns
 from octavo.watch import Observer
 
@@ -67,6 +69,7 @@ class ServerState:
     config: ServerConfig
     facts: ModelFacts = field(init=False)
     metrics: Metrics = field(init=False)
+    witness: Witness = field(init=False, default_factory=Witness)
     draining: bool = False
     started_at: float = field(init=False, default_factory=time.time)
 
@@ -76,7 +79,7 @@ class ServerState:
         self.metrics = Metrics(self.model_names[0], info)
         path = self.config.request_log
         self._request_log = None if path is None else RequestLog(path, self.facts.block_size)
-        self.engine.observe(_Tap(self.metrics.latencies, self._request_log))
+        self.engine.observe(_Tap(self.metrics.latencies, self.witness, self._request_log))
 
     def close(self) -> None:
         """Finish the request log. Idempotent."""
@@ -121,16 +124,23 @@ class ServerState:
 
 
 class _Tap(Observer):
-    """One observer for two who want to know."""
+    """One observer for all who want to know."""
 
-    def __init__(self, latencies: Latencies, request_log: RequestLog | None) -> None:
-        self.first_token = latencies.first_token  # type: ignore[method-assign]
-        self.token_gaps = latencies.token_gaps  # type: ignore[method-assign]
-        self._latencies = latencies
+    def __init__(self, latencies: Latencies, witness: Witness, request_log: RequestLog | None) -> None:
+        self._observers = (latencies, witness)
         self._request_log = request_log
 
+    def first_token(self, live: LiveRequest) -> None:
+        for observer in self._observers:
+            observer.first_token(live)
+
+    def token_gaps(self, seconds: Sequence[float]) -> None:
+        for observer in self._observers:
+            observer.token_gaps(seconds)
+
     def ended(self, live: LiveRequest, reason: str) -> None:
-        self._latencies.ended(live, reason)
+        for observer in self._observers:
+            observer.ended(live, reason)
         if self._request_log is not None:
             self._request_log.add(live, reason)
 

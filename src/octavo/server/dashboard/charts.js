@@ -59,18 +59,18 @@ const CHARTS = [
     read: count,
     lines: (s, c) => [
       ["prompt", "line-computed", ratio(s.history, both(c("reused_tokens"), c("computed_tokens")), c("time"))],
-      ["generated", "line-generated", ratio(s.history, c("completion_tokens"), c("time"))],
+      ["generated", "line-generated", ratio(s.history, c("generated_tokens"), c("time"))],
     ],
   },
   {
     title: "Time to first token",
     read: milliseconds,
-    lines: (s, c) => [["mean", "line-running", ratio(s.history, c("ttft_seconds"), c("ttft_count"))]],
+    lines: (s, c) => [["mean", "line-running", ratio(s.history, c("first_token_seconds"), c("first_tokens"))]],
   },
   {
     title: "Time between tokens",
     read: milliseconds,
-    lines: (s, c) => [["mean", "line-running", ratio(s.history, c("itl_seconds"), c("itl_count"))]],
+    lines: (s, c) => [["mean", "line-running", ratio(s.history, c("token_gap_seconds"), c("token_gaps"))]],
   },
 ];
 
