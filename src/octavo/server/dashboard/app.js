@@ -57,11 +57,13 @@ let pending = null;
 
 function take(kind, data) {
   if (kind === "failed") return;
+  if (kind === "picture") nameModel();
   const change = store.take(kind, data);
   if (pending) {
     pending.whole ||= change.whole;
     pending.changed.push(...change.changed);
     pending.gone.push(...change.gone);
+    pending.lost.push(...change.lost);
     return;
   }
   pending = change;
@@ -72,15 +74,16 @@ function take(kind, data) {
   });
 }
 
+function nameModel() {
+  modelName().then(
+    (name) => setText($("model"), name),
+    () => setText($("model"), ""),
+  );
+}
+
 function tell(state, text) {
   $("status").dataset.state = state;
   setText($("status-text"), text);
-  if (state === "live" && !$("model").textContent) {
-    modelName().then(
-      (name) => setText($("model"), name),
-      () => {},
-    );
-  }
 }
 
 function theme() {

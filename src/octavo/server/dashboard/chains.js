@@ -54,34 +54,34 @@ const byWorth = (a, b) => b.weight[0] - a.weight[0] || later(a, b) || b.weight[1
 const later = (a, b) => (a.recent === b.recent ? 0 : b.recent > a.recent ? 1 : -1);
 
 // Which chains to show in `lines` lines: every leaf takes one, those that are left out are counted where they hang.
-// Returns [{chain, level, line, lines, more}] from top to bottom; `more` counts branches that are not shown.
-export function arrange(roots, lines) {
+// Returns [{chain, level, line, lines, more}] from top to bottom; `more` counts branches that are not shown. What is
+// shown is chosen by worth and stands where `place(chain)` puts it, so that it stays where it is while it is there.
+export function arrange(roots, lines, place) {
   const leaves = [];
   const visit = (chain) => (chain.children.length ? chain.children.forEach(visit) : leaves.push(chain));
   roots.forEach(visit);
-  const worth = new Map();
   const kept = new Set();
   for (const leaf of leaves.sort(byWorth).slice(0, lines)) {
-    for (let at = leaf; at && !kept.has(at); at = at.parent) {
-      kept.add(at);
-      worth.set(at, kept.size);
-    }
+    for (let at = leaf; at && !kept.has(at); at = at.parent) kept.add(at);
   }
+  const inPlace = (a, b) => compare(place(a), place(b));
   const placed = [];
   let line = 0;
   const put = (chain, level) => {
     const start = line;
     const item = { chain, level, line, lines: 1, more: 0 };
     placed.push(item);
-    const shown = chain.children.filter((child) => kept.has(child)).sort((a, b) => worth.get(a) - worth.get(b));
+    const shown = chain.children.filter((child) => kept.has(child)).sort(inPlace);
     item.more = chain.children.length - shown.length;
     for (const child of shown) put(child, level + 1);
     if (!shown.length) line += 1;
     item.lines = line - start;
   };
-  const tops = roots.filter((root) => kept.has(root));
-  for (const root of tops.sort((a, b) => size(b, kept) - size(a, kept) || worth.get(a) - worth.get(b))) put(root, 1);
+  for (const root of roots.filter((root) => kept.has(root)).sort(inPlace)) put(root, 1);
   return { placed, lines: line, hidden: leaves.length - Math.min(leaves.length, lines) };
 }
 
-const size = (chain, kept) => 1 + chain.children.reduce((n, child) => n + (kept.has(child) ? size(child, kept) : 0), 0);
+function compare(a, b) {
+  const i = a.findIndex((value, k) => value !== b[k]);
+  return i < 0 ? 0 : a[i] < b[i] ? -1 : 1;
+}

@@ -48,23 +48,25 @@ export class Chat {
     $("talk").append(answer);
     this.#busy(new AbortController());
     const { signal } = this.running;
-    let said = "";
+    let said = null;
     try {
       said = await this.#stream(messages, answer, signal);
-      if (said) setText($("chat-said"), `Answer: ${said}`);
+      setText($("chat-said"), `Answer: ${said}`);
     } catch (error) {
-      said = answer.querySelector(".text").textContent;
+      said = answer.querySelector(".text").textContent || null;
       if (signal.aborted) answer.append(h("p", { class: "sub", text: "stopped" }));
       else answer.append(h("p", { class: "error", role: "alert", text: error.message }));
-    } finally {
-      answer.dataset.state = "ended";
-      if (said) messages.push({ role: "assistant", content: said });
-      else {
-        messages.splice(messages.indexOf(asked), 1);
-        if (!$("chat-text").value && !signal.aborted) $("chat-text").value = text;
-      }
-      this.#busy(null);
     }
+    answer.dataset.state = "ended";
+    if (said !== null) messages.push({ role: "assistant", content: said });
+    else this.#takeBack(messages, asked);
+    this.#busy(null);
+  }
+
+  // A question without an answer is no part of the conversation.
+  #takeBack(messages, asked) {
+    messages.splice(messages.indexOf(asked), 1);
+    if (!$("chat-text").value) $("chat-text").value = asked.content;
   }
 
   async #stream(messages, answer, signal) {

@@ -48,21 +48,26 @@ export class Glance {
     const said = blocks.shared ? [`one copy instead of several saves ${bytes(saved)}`] : ["no block is read by more than one request now"];
     said.push(asked ? `${percent(reused / asked)} of the last minute's prompt tokens were found here` : "no prompt in the last minute");
     setText($("shared-says"), said.join(" · "));
+    const make = () => h("li", {}, h("span", {}), h("b", {}));
+    keyed($("shared-top"), this.#sharers(), (share) => share.name, make, (element, share) => {
+      setText(element.children[0], share.name);
+      setText(element.children[1], share.readers > 1 ? `${count(share.readers)} readers now` : `used ${many(share.uses, "time")}`);
+    });
+  }
+
+  // Whose blocks have the most readers now, and after those the most so far.
+  #sharers() {
     const shares = new Map();
-    for (const row of store.rows.values()) {
-      if (row.refs < 2) continue;
-      const name = whose(row.owner);
-      const known = shares.get(name) ?? { name, readers: 0, blocks: 0 };
+    for (const row of this.store.rows.values()) {
+      if (row.uses < 2) continue;
+      const name = whose(row.owner?.label ? row.owner : { ...row.owner, request_id: "unnamed requests" });
+      const known = shares.get(name) ?? { name, readers: 0, uses: 0 };
       known.readers = Math.max(known.readers, row.refs);
-      known.blocks += 1;
+      known.uses = Math.max(known.uses, row.uses);
       shares.set(name, known);
     }
-    const top = [...shares.values()].sort((a, b) => b.readers - a.readers || b.blocks - a.blocks).slice(0, 3);
-    const make = () => h("li", {}, h("span", {}), h("b", {}));
-    keyed($("shared-top"), top, (share) => share.name, make, (element, share) => {
-      setText(element.children[0], share.name);
-      setText(element.children[1], `${count(share.readers)} readers`);
-    });
+    const shared = (share) => (share.readers > 1 ? share.readers : 0);
+    return [...shares.values()].sort((a, b) => shared(b) - shared(a) || b.uses - a.uses).slice(0, 3);
   }
 
   #thrown() {

@@ -10,6 +10,7 @@ const SHEET = SIDE * SIDE;
 const LARGEST = 17;
 const SMALLEST = 3;
 const TITLE = 22;
+const WIDEST_GAP = 20;
 
 export class Grid {
   // `cells[i]` is {offset, x, y, column, line}; pixels are CSS pixels.
@@ -23,6 +24,8 @@ export class Grid {
       if (this.#heightOf(sections) <= tallest) break;
     }
     this.gap = this.size >= 7 ? 1 : 0.5;
+    const slack = this.width - (this.#across * this.#pitch - this.#apart);
+    this.pitch = this.#pitch + (this.#across > 1 ? Math.min(WIDEST_GAP, slack / (this.#across - 1)) : 0);
     this.#place(sections);
   }
 
@@ -30,8 +33,8 @@ export class Grid {
   at(x, y) {
     const line = this.#lines.find((l) => y >= l.y && y < l.y + SIDE * this.size);
     if (!line) return -1;
-    const sheet = Math.floor(x / this.#pitch);
-    const column = Math.floor((x - sheet * this.#pitch) / this.size);
+    const sheet = Math.floor(x / this.pitch);
+    const column = Math.floor((x - sheet * this.pitch) / this.size);
     if (sheet >= this.#across || column >= SIDE || column < 0) return -1;
     return this.#byPlace.get(place(sheet * SIDE + column, line.line + Math.floor((y - line.y) / this.size))) ?? -1;
   }
@@ -55,12 +58,17 @@ export class Grid {
   #byOffset = new Map();
   #lines = [];
 
+  get #apart() {
+    return this.size >= 7 ? 6 : 3;
+  }
+
+  // From sheet to sheet, at least.
   get #pitch() {
-    return SIDE * this.size + (this.size >= 7 ? 6 : 3);
+    return SIDE * this.size + this.#apart;
   }
 
   get #across() {
-    return Math.max(1, Math.floor((this.width + 6) / this.#pitch));
+    return Math.max(1, Math.floor((this.width + this.#apart) / this.#pitch));
   }
 
   #heightOf(sections) {
@@ -100,7 +108,7 @@ export class Grid {
     const [x, y] = [(k % SHEET) % SIDE, Math.floor((k % SHEET) / SIDE)];
     const cell = {
       offset: slab.start + k * section.blockBytes,
-      x: across * this.#pitch + x * this.size,
+      x: across * this.pitch + x * this.size,
       y: top + down * this.#pitch + y * this.size,
       column: across * SIDE + x,
       line: line + down * SIDE + y,

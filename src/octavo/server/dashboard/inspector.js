@@ -37,7 +37,7 @@ export class Inspector {
   }
 
   #nothing() {
-    return [h("p", { class: "hint", text: "Point at a block, tap it, or walk there with the arrow keys, and see whose it is." })];
+    return [h("p", { class: "hint", text: "Point at a block or tap it, and see whose it is, who reads it, and what comes before it." })];
   }
 
   #free(offset) {

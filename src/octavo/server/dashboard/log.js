@@ -22,7 +22,7 @@ const TITLE = {
   stored: "stored",
 };
 const WHY = {
-  pressure: "to make room; nobody was reading, and nothing had been unused for longer",
+  pressure: "to make room: nobody read them, and they were unused for longest",
   "pressure on pins": "although pinned: there was no room, and nothing else was left",
   reset: "because the cache was reset",
 };

@@ -6,6 +6,7 @@ import { colour } from "./palette.js";
 
 const FLASH_MS = 900;
 const FREE = "free";
+const MARGIN = 3; // so that outlines of cells at the edge are whole
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class ArenaMap extends EventTarget {
@@ -51,11 +52,12 @@ export class ArenaMap extends EventTarget {
     this.hovered = -1;
     const scale = devicePixelRatio || 1;
     for (const canvas of [this.cells, this.marks]) {
-      canvas.width = Math.round(this.grid.width * scale);
-      canvas.height = Math.round(this.grid.height * scale);
-      canvas.style.width = `${this.grid.width}px`;
-      canvas.style.height = `${this.grid.height}px`;
-      canvas.getContext("2d").setTransform(scale, 0, 0, scale, 0, 0);
+      const [width, height] = [this.grid.width + 2 * MARGIN, this.grid.height + 2 * MARGIN];
+      canvas.width = Math.round(width * scale);
+      canvas.height = Math.round(height * scale);
+      canvas.style.width = `${width}px`;
+      canvas.style.height = `${height}px`;
+      canvas.getContext("2d").setTransform(scale, 0, 0, scale, scale * MARGIN, scale * MARGIN);
     }
     this.frame.style.height = `${this.grid.height}px`;
     this.repaint();
@@ -66,10 +68,10 @@ export class ArenaMap extends EventTarget {
     if (!this.grid) return;
     this.ink = Object.fromEntries(this.palette.classes().map((c) => [c.key, colour(c.property)]));
     this.ink[FREE] = colour("--free");
-    this.accents = { choice: colour("--ink"), chain: colour("--accent"), paper: colour("--card"), lost: colour("--lost") };
+    this.accents = { choice: colour("--ink"), paper: colour("--card"), lost: colour("--lost") };
     this.drawn = new Array(this.grid.cells.length);
     const context = this.cells.getContext("2d");
-    context.clearRect(0, 0, this.grid.width, this.grid.height);
+    this.#clear(context);
     context.fillStyle = colour("--muted");
     context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
     for (const title of this.grid.titles) context.fillText(title.text, 0, title.y);
@@ -87,6 +89,10 @@ export class ArenaMap extends EventTarget {
   choose(offset, kept = true) {
     const i = this.grid?.indexOf(offset) ?? -1;
     if (i >= 0) this.#choose(i, kept, true);
+  }
+
+  #clear(context) {
+    context.clearRect(-MARGIN, -MARGIN, this.grid.width + 2 * MARGIN, this.grid.height + 2 * MARGIN);
   }
 
   #outgrown() {
@@ -139,12 +145,11 @@ export class ArenaMap extends EventTarget {
     }
   }
 
-  #flash({ gone, changed }) {
+  // What was thrown away shows for a moment.
+  #flash({ lost }) {
     if (calm.matches) return;
     const end = performance.now() + FLASH_MS;
-    for (const row of gone) this.flashes.set(row.offset, { end, ink: this.accents.lost });
-    // A block that another took over at once is gone as well.
-    for (const row of changed) if (row.state === "open" && row.filled <= 1) this.flashes.set(row.offset, { end, ink: this.accents.chain });
+    for (const offset of lost) this.flashes.set(offset, end);
     if (this.flashes.size && !this.fading) this.#fade();
   }
 
@@ -152,7 +157,7 @@ export class ArenaMap extends EventTarget {
     this.fading = true;
     this.#mark();
     const now = performance.now();
-    for (const [offset, flash] of this.flashes) if (flash.end < now) this.flashes.delete(offset);
+    for (const [offset, end] of this.flashes) if (end < now) this.flashes.delete(offset);
     if (this.flashes.size) requestAnimationFrame(() => this.#fade());
     else {
       this.fading = false;
@@ -163,22 +168,26 @@ export class ArenaMap extends EventTarget {
   #mark() {
     if (!this.grid) return;
     const context = this.marks.getContext("2d");
-    context.clearRect(0, 0, this.grid.width, this.grid.height);
+    this.#clear(context);
     if (this.lit) this.#dim(context);
     this.#drawFlashes(context);
     const shown = this.hovered >= 0 ? this.hovered : this.chosen;
     if (shown < 0) return;
     const row = this.store.rows.get(this.grid.cells[shown].offset);
     if (row) {
-      for (const before of this.store.ancestors(row)) this.#outline(context, before.offset, this.accents.chain, 1.25);
+      for (const before of this.store.ancestors(row)) {
+        this.#outline(context, before.offset, this.accents.paper, 3.5);
+        this.#outline(context, before.offset, this.accents.choice, 1.5);
+      }
     }
-    this.#outline(context, this.grid.cells[shown].offset, this.accents.choice, 2);
+    this.#outline(context, this.grid.cells[shown].offset, this.accents.paper, 5);
+    this.#outline(context, this.grid.cells[shown].offset, this.accents.choice, 2.5);
   }
 
   #dim(context) {
     context.globalAlpha = 0.78;
     context.fillStyle = this.accents.paper;
-    context.fillRect(0, 0, this.grid.width, this.grid.height);
+    context.fillRect(-MARGIN, -MARGIN, this.grid.width + 2 * MARGIN, this.grid.height + 2 * MARGIN);
     context.globalAlpha = 1;
     for (const offset of this.lit) {
       const cell = this.grid.cells[this.grid.indexOf(offset)];
@@ -188,13 +197,10 @@ export class ArenaMap extends EventTarget {
 
   #drawFlashes(context) {
     const now = performance.now();
-    for (const [offset, { end, ink }] of this.flashes) {
-      const cell = this.grid.cells[this.grid.indexOf(offset)];
-      if (!cell || end < now) continue;
+    for (const [offset, end] of this.flashes) {
+      if (end < now) continue;
       context.globalAlpha = (end - now) / FLASH_MS;
-      context.strokeStyle = ink;
-      context.lineWidth = 1.5;
-      context.strokeRect(cell.x - 0.5, cell.y - 0.5, this.grid.size, this.grid.size);
+      this.#outline(context, offset, this.accents.lost, 1.75);
     }
     context.globalAlpha = 1;
   }
@@ -202,9 +208,10 @@ export class ArenaMap extends EventTarget {
   #outline(context, offset, ink, width) {
     const cell = this.grid.cells[this.grid.indexOf(offset)];
     if (!cell) return;
+    const side = this.grid.size - this.grid.gap + 1;
     context.strokeStyle = ink;
     context.lineWidth = width;
-    context.strokeRect(cell.x - 0.5, cell.y - 0.5, this.grid.size + 0.5 - this.grid.gap / 2, this.grid.size + 0.5 - this.grid.gap / 2);
+    context.strokeRect(cell.x - 0.5, cell.y - 0.5, side, side);
   }
 
   #tell(walked) {

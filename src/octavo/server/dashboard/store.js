@@ -13,7 +13,8 @@ export class Store {
   now = null;
   ready = false;
 
-  // Takes one message of the feed. Returns {whole, changed, gone}: rows that are new or differ, and those that went.
+  // Takes one message of the feed. Returns {whole, changed, gone, lost}: rows that are new or differ, those that went,
+  // and the offsets of those that went or gave their place to another.
   take(kind, data) {
     const whole = kind === "picture";
     if (whole) {
@@ -31,12 +32,17 @@ export class Store {
     this.slabs = data.slabs;
     const gone = (data.gone ?? []).map((offset) => this.rows.get(offset)).filter(Boolean);
     for (const row of gone) this.rows.delete(row.offset);
+    const lost = gone.map((row) => row.offset);
     const changed = unpack(data);
-    for (const row of changed) this.rows.set(row.offset, row);
+    for (const row of changed) {
+      const before = this.rows.get(row.offset);
+      if (before && !same(before, row)) lost.push(row.offset);
+      this.rows.set(row.offset, row);
+    }
     this.#takeRequests(data);
     this.events = [...this.events, ...data.events].slice(-EVENTS);
     this.#takeHistory(data.history);
-    return { whole, changed, gone, events: whole ? [] : data.events };
+    return { whole, changed, gone, lost };
   }
 
   // The blocks of one sequence or of all sequences of a request, by name.
@@ -83,6 +89,8 @@ export class Store {
     }
   }
 }
+
+const same = (a, b) => a.depth === b.depth && a.group === b.group && a.owner?.request_id === b.owner?.request_id;
 
 function unpack({ blocks, owners, readers }) {
   const names = Object.keys(blocks);

@@ -17,6 +17,8 @@ export class Tree {
     this.map = map;
     this.element = $("tree");
     this.placed = [];
+    this.seen = new Map();
+    this.tallest = 0;
     this.looked = null;
     this.focused = null;
     const chainAt = (event) => this.#byKey(event.target.closest(".chain")?.dataset.key);
@@ -34,10 +36,12 @@ export class Tree {
   update() {
     const full = this.store.groups.findIndex((group) => group.window === null);
     const roots = chainsOf(this.store, Math.max(full, 0));
-    const { placed, lines, hidden } = arrange(roots, innerWidth < 700 ? LINES_NARROW : LINES);
+    const { placed, lines, hidden } = arrange(roots, innerWidth < 700 ? LINES_NARROW : LINES, (chain) => this.#place(chain));
     this.placed = placed;
+    this.width = this.element.clientWidth;
     const deepest = Math.max(...placed.map(({ chain }) => chain.depth + chain.rows.length), 1);
-    this.element.style.height = `${lines * LINE_PX}px`;
+    this.tallest = Math.max(this.tallest, lines);
+    this.element.style.height = `${this.tallest * LINE_PX}px`; // it never shrinks: what stands below stays in place
     if (!placed.some(({ chain }) => chain.key === this.focused)) this.focused = placed[0]?.chain.key ?? null;
     keyed(this.element, placed, ({ chain }) => chain.key, () => this.#make(), (element, item) => this.#fill(element, item, deepest));
     $("tree-none").hidden = placed.length > 0;
@@ -47,8 +51,21 @@ export class Tree {
     if (this.looked !== null) this.#look(this.#byKey(this.looked) ?? null);
   }
 
+  // Tenants together, and within them whoever came first.
+  #place(chain) {
+    const tenant = chain.rows[0].owner?.tenant ?? "";
+    const name = `${chain.key} ${whose(chain.rows[0].owner)}`;
+    if (!this.seen.has(name)) this.seen.set(name, this.seen.size);
+    return [tenant, this.seen.get(name)];
+  }
+
   #make() {
-    return h("div", { class: "chain", role: "treeitem" }, h("i", { class: "blocks" }), h("span", { class: "name" }));
+    return h(
+      "div",
+      { class: "chain", role: "treeitem" },
+      h("i", { class: "blocks" }),
+      h("span", { class: "name" }, h("i", { class: "swatch", "aria-hidden": "true" }), h("span")),
+    );
   }
 
   #fill(element, item, deepest) {
@@ -60,13 +77,14 @@ export class Tree {
     element.style.top = `${line * LINE_PX}px`;
     element.style.height = `${lines * LINE_PX}px`;
     element.style.left = `${100 * room * left}%`;
-    blocks.style.width = `${100 * room * (right - left)}cqw`;
+    element.style.width = `max(3px, ${100 * room * (right - left)}%)`;
     setAttribute(blocks, "class", `blocks state-${chain.state}`);
     const leaf = !chain.children.length || more === chain.children.length;
-    setText(name, leaf ? this.#nameOf(chain, more) : shared(chain, more));
+    const inner = this.width * room * (right - left) > 74 ? this.#inner(chain) : "";
+    setText(name.children[1], leaf ? this.#nameOf(chain, more) : inner);
+    name.children[0].hidden = !leaf;
+    setAttribute(name.children[0], "class", `swatch ${this.palette.tenantProperty(chain.rows[0].owner?.tenant ?? "").slice(2)}`);
     setAttribute(name, "class", leaf ? "name leaf" : "name inner");
-    name.style.width = leaf ? "" : `${100 * room * (right - left)}cqw`;
-    name.style.left = leaf ? `${100 * room * (right - left)}cqw` : "0";
     element.dataset.key = chain.key;
     element.tabIndex = chain.key === this.focused ? 0 : -1;
     setAttribute(element, "aria-level", String(level));
@@ -76,6 +94,11 @@ export class Tree {
   #nameOf(chain, more) {
     const name = chain.readers.length === 1 ? this.#reader(chain.readers[0]) : whose(chain.rows[chain.rows.length - 1].owner);
     return more ? `${name} and ${many(more, "more branch", "more branches")}` : name;
+  }
+
+  #inner(chain) {
+    if (chain.readers.length > 1) return `${count(chain.readers.length)} readers`;
+    return many(chain.rows.length * this.store.blockSize, "token");
   }
 
   #reader(name) {
@@ -140,10 +163,4 @@ export class Tree {
       if (here) element.focus();
     }
   }
-}
-
-function shared(chain, more) {
-  const said = [chain.readers.length ? many(chain.readers.length, "reader") : `${many(chain.children.length, "way")} on`];
-  if (more) said.push(`${more} more`);
-  return said.join(" · ");
 }
