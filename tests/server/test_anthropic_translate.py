@@ -11,9 +11,12 @@ from octavo.errors import InvalidRequest
 from octavo.server.anthropic import translate
 from octavo.server.anthropic.content import Content, PlainReader
 from octavo.server.anthropic.schemas import MessagesRequest
+from octavo.server.openai.schemas import NamedToolChoice
+from octavo.server.openai.translate import text_schema
 
 KEEP = {"type": "ephemeral"}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}}
+TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "2"}
 
 
@@ -32,13 +35,17 @@ def text(text: str, **options: Any) -> dict[str, Any]:
     return {"type": "text", "text": text, **options}
 
 
+def chat_messages(body: MessagesRequest, mark: str = "") -> list[dict[str, Any]]:
+    return [message.model_dump(exclude_none=True) for message in translate.chat_request(body, mark).messages]
+
+
 def test_system_and_blocks_become_plain_messages() -> None:
     body = request(("user", [text("a"), text("b")]), ("user", "c"), system=[text("x"), text("y")])
-    assert translate.chat_messages(body) == [
+    assert chat_messages(body) == [
         {"role": "system", "content": "x\ny"},
         {"role": "user", "content": "a\nb\nc"},
     ]
-    assert translate.template_options(body) == {"continue_final_message": False}
+    assert translate.chat_request(body).continue_final_message is None
 
 
 def test_calls_and_results_become_messages_of_their_own() -> None:
@@ -48,8 +55,8 @@ def test_calls_and_results_become_messages_of_their_own() -> None:
         ("user", [RESULT, {**RESULT, "tool_use_id": "toolu_2", "is_error": True}, text("Well?")]),
         tools=[{"name": "add", "input_schema": {"type": "object"}}],
     )
-    called = {"name": "add", "arguments": {"a": 1}}
-    assert translate.chat_messages(body)[1:] == [
+    called = {"name": "add", "arguments": '{"a": 1}'}
+    assert chat_messages(body)[1:] == [
         {
             "role": "assistant",
             "content": "Let me see.",
@@ -62,8 +69,42 @@ def test_calls_and_results_become_messages_of_their_own() -> None:
         {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: 2"},
         {"role": "user", "content": "Well?"},
     ]
-    function = {"name": "add", "description": "", "parameters": {"type": "object"}}
-    assert translate.template_options(body)["tools"] == [{"type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
+    ("choice", "chosen", "parallel"),
+    [
+        (None, None, None),
+        ({"type": "none"}, "none", None),
+        ({"type": "auto"}, "auto", True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "tool", "name": "add"}, {"type": "function", "function": {"name": "add"}}, True),
+    ],
+)
+def test_tools_and_their_choice(choice: Any, chosen: Any, parallel: bool | None) -> None:
+    body = translate.chat_request(request(("user", "?"), tools=[TOOL], tool_choice=choice))
+    [tool] = body.tools or []
+    function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+    assert tool.model_dump(exclude_none=True) == {"type": "function", "function": function}
+    named = body.tool_choice
+    assert (named.model_dump() if isinstance(named, NamedToolChoice) else named) == chosen
+    assert body.parallel_tool_calls == parallel
+
+
+def test_sampling_and_format() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    body = translate.chat_request(
+        request(
+            ("user", "?"),
+            temperature=0.5,
+            top_p=0.9,
+            top_k=5,
+            stop_sequences=["x"],
+            output_config={"format": {"type": "json_schema", "schema": schema}},
+        )
+    )
+    assert (body.temperature, body.top_p, body.top_k, body.stop, body.max_tokens) == (0.5, 0.9, 5, ["x"], 1)
+    assert text_schema(body.response_format) == schema
 
 
 @pytest.mark.parametrize(
@@ -71,8 +112,8 @@ def test_calls_and_results_become_messages_of_their_own() -> None:
 )
 def test_a_last_message_of_the_assistant_begins_the_answer(beginning: Any, goes_on: bool) -> None:
     body = request(("user", "A colour?"), ("assistant", beginning))
-    assert translate.template_options(body)["continue_final_message"] == goes_on
-    assert len(translate.chat_messages(body)) == 1 + goes_on
+    assert (translate.chat_request(body).continue_final_message is True) == goes_on
+    assert len(chat_messages(body)) == 1 + goes_on
 
 
 @pytest.mark.parametrize(
@@ -89,7 +130,7 @@ def test_a_last_message_of_the_assistant_begins_the_answer(beginning: Any, goes_
 )
 def test_what_cannot_follow_is_refused_by_its_place(messages: list[tuple[str, Any]], at: int) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        translate.chat_messages(request(*messages))
+        chat_messages(request(*messages))
     assert caught.value.param == f"messages[{at}].content"
     assert caught.value.message.startswith(f"messages[{at}] ")
 
@@ -102,12 +143,12 @@ def test_results_may_be_spread_over_messages_of_the_user() -> None:
         ("user", [RESULT]),
         ("user", [{**RESULT, "tool_use_id": "toolu_2"}]),
     )
-    assert [m["role"] for m in translate.chat_messages(body)] == ["user", "assistant", "tool", "tool"]
+    assert [m["role"] for m in chat_messages(body)] == ["user", "assistant", "tool", "tool"]
 
 
 def test_nothing_to_answer_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="add a user message"):
-        translate.chat_messages(request(("assistant", "")))
+        chat_messages(request(("assistant", "")))
 
 
 def test_the_longest_time_that_is_asked_for_counts() -> None:
@@ -123,16 +164,12 @@ def test_the_longest_time_that_is_asked_for_counts() -> None:
 
 def rendered(body: MessagesRequest, mark: str = "") -> str:
     """As a template might write it, tools first."""
-    options = translate.template_options(body, mark)
-    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in options.get("tools", [])]
-    for message in translate.chat_messages(body, mark):
-        calls = message.get("tool_calls", [])
+    request = translate.chat_request(body, mark)
+    lines = [json.dumps(tool.function.model_dump(), ensure_ascii=False) for tool in request.tools or []]
+    for message in chat_messages(body, mark):
         lines.append(f"{message['role']}: {message['content'].strip()}")
-        lines += [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+        lines += [call["function"]["arguments"] for call in message.get("tool_calls", [])]
     return "\n".join(lines)
-
-
-TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +180,7 @@ TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"
         ('"parameters": {"type": "object', {"tools": [{**TOOL, "cache_control": KEEP}], "system": "x"}),
         ("user: a", {"messages": [("user", [text("a", cache_control=KEEP), text("b")]), ("user", "c")]}),
         (
-            '"arguments": {"a": 1',
+            '"a": 1',
             {
                 "messages": [
                     ("user", "q"),

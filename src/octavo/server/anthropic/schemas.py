@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
+from octavo.server.openai.responses import ReceiptBody
 from octavo.server.openai.strict import Strict, by_key, one_of
 
+MAX_TOOLS = 128
 MAX_STRINGS = 64
 """Stop sequences: each is looked for at every step."""
 
@@ -201,7 +203,7 @@ class Prompt(Strict):
     model: str
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     system: Texts = Field([])
-    tools: list[Tool] = Field([], fail_fast=True)
+    tools: list[Tool] = Field([], fail_fast=True, max_length=MAX_TOOLS)
     tool_choice: AnyToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
@@ -211,7 +213,7 @@ class Prompt(Strict):
 class Metadata(Strict):
     """`user_id` labels the request in the log and on the dashboard."""
 
-    user_id: str | None = None
+    user_id: str | None = Field(None, max_length=512)
 
 
 class MessagesRequest(Prompt):
@@ -280,7 +282,7 @@ class MessagesResponse(BaseModel):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: Usage
-    octavo: dict[str, Any]
+    octavo: ReceiptBody
 
 
 class TokenCount(BaseModel):

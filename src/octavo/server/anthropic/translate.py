@@ -1,55 +1,100 @@
-"""Anthropic's messages as what a chat template reads, and what of the prompt is marked to be kept."""
+"""Anthropic's requests as chat requests, and what of their prompts is marked to be kept."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from octavo.errors import InvalidRequest
 from octavo.server.anthropic.schemas import (
+    AnyChoice,
     AssistantMessage,
     Block,
     CacheControl,
     Message,
+    MessagesRequest,
+    NoChoice,
     Prompt,
+    SystemMessage,
     TextBlock,
     Tool,
+    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
     UserMessage,
 )
+from octavo.server.openai import messages as chat
+from octavo.server.openai import schemas as openai
 
 MARK = "\ue000"
 """Not a character of any language; where it changes a rendered conversation, a marked block is."""
 
-ChatMessage = dict[str, Any]
 
-
-def chat_messages(prompt: Prompt, mark: str = "") -> list[ChatMessage]:
-    """The messages for the chat template; each block with a `cache_control` ends with `mark`.
+def chat_request(prompt: Prompt, mark: str = "") -> openai.ChatRequest:
+    """`prompt` as a chat request; each block with a `cache_control` ends with `mark`.
 
     Messages of one role that follow each other become one, as Anthropic has it. Results of tools are messages of
     their own. Raises `InvalidRequest` where calls and results do not match.
     """
-    messages: list[ChatMessage] = []
+    fields: dict[str, Any] = {"messages": _chat_messages(prompt, mark)}
+    if continues(prompt):
+        fields |= {"continue_final_message": True}
+    if prompt.tools:
+        fields["tools"] = [_tool(tool, _mark(tool, mark)) for tool in prompt.tools]
+    if prompt.output_config is not None and prompt.output_config.format is not None:
+        schema = openai.JsonSchema(name="answer", schema=prompt.output_config.format.schema_)
+        fields["response_format"] = openai.JsonSchemaFormat(type="json_schema", json_schema=schema)
+    return openai.ChatRequest.model_construct(**fields, **_tool_choice(prompt), **_sampling(prompt))
+
+
+def _sampling(prompt: Prompt) -> dict[str, Any]:
+    if not isinstance(prompt, MessagesRequest):
+        return {}
+    same = ("temperature", "top_p", "top_k", "seed", "priority", "cache_salt")
+    return {
+        **{name: getattr(prompt, name) for name in same},
+        "max_tokens": max(1, prompt.max_tokens),
+        "stop": prompt.stop_sequences,
+    }
+
+
+def _tool_choice(prompt: Prompt) -> dict[str, Any]:
+    choice = prompt.tool_choice
+    if choice is None:
+        return {}
+    if isinstance(choice, NoChoice):
+        return {"tool_choice": "none"}
+    fields: dict[str, Any] = {"tool_choice": "required" if isinstance(choice, AnyChoice) else "auto"}
+    if isinstance(choice, ToolChoice):
+        named = openai.FunctionName(name=choice.name)
+        fields["tool_choice"] = openai.NamedToolChoice(type="function", function=named)
+    return fields | {"parallel_tool_calls": not choice.disable_parallel_tool_use}
+
+
+def _tool(tool: Tool, mark: str) -> openai.Tool:
+    """Marked at the end of both that a template may write last."""
+    function = openai.FunctionDefinition.model_construct(  # Anthropic's names may be longer
+        name=tool.name,
+        description=tool.description + mark or None,
+        parameters={**tool.input_schema, mark: mark} if mark else tool.input_schema,
+        strict=tool.strict,
+    )
+    return openai.Tool.model_construct(type="function", function=function)
+
+
+def _chat_messages(prompt: Prompt, mark: str) -> list[chat.Message]:
+    messages: list[chat.Message] = []
     if prompt.system:
-        messages.append({"role": "system", "content": _text(prompt.system, mark)})
+        messages.append(chat.SystemMessage(role="system", content=_text(prompt.system, mark)))
     for message in _checked(prompt):
         for found in _split(message, mark):
-            last = messages[-1] if messages else {}
-            if found["role"] == last.get("role") and found["role"] != "tool":
+            last = messages[-1] if messages else None
+            if type(last) is type(found) and not isinstance(found, chat.ToolMessage):
                 _join(last, found)
             else:
                 messages.append(found)
     return messages
-
-
-def template_options(prompt: Prompt, mark: str = "") -> dict[str, Any]:
-    """What else the chat template is told: the tools, marked as `chat_messages` are, and where to go on."""
-    options: dict[str, Any] = {"continue_final_message": continues(prompt)}
-    if prompt.tools:
-        options["tools"] = [_function(tool, _mark(tool, mark)) for tool in prompt.tools]
-    return options
 
 
 def continues(prompt: Prompt) -> bool:
@@ -161,41 +206,33 @@ def _mark(block: Block, mark: str) -> str:
     return "" if block.cache_control is None else mark
 
 
-def _split(message: Message, mark: str) -> Iterator[ChatMessage]:
+def _split(message: Message, mark: str) -> Iterator[chat.Message]:
     """`message` as one message or, where tools have returned something, several."""
     text = _text(message.content, mark)
-    if isinstance(message, UserMessage):
+    if isinstance(message, SystemMessage):
+        yield chat.SystemMessage(role="system", content=text)
+    elif isinstance(message, AssistantMessage):
+        calls = [_call(b, mark) for b in message.content if isinstance(b, ToolUseBlock)]
+        yield chat.AssistantMessage(role="assistant", content=text, tool_calls=calls or None)
+    else:
         results = [b for b in message.content if isinstance(b, ToolResultBlock)]
         for result in results:
             content = (
                 ("Error: " if result.is_error else "") + _text(result.content, mark) + _mark(result, mark)
             )
-            yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
+            yield chat.ToolMessage(role="tool", tool_call_id=result.tool_use_id, content=content)
         if text or not results:
-            yield {"role": "user", "content": text}
-        return
-    found: ChatMessage = {"role": message.role, "content": text}
-    calls = [_call(b, mark) for b in message.content if isinstance(b, ToolUseBlock)]
-    if calls:
-        found["tool_calls"] = calls
-    yield found
+            yield chat.UserMessage(role="user", content=text)
 
 
-def _call(block: ToolUseBlock, mark: str) -> dict[str, Any]:
+def _call(block: ToolUseBlock, mark: str) -> chat.ToolCall:
     arguments = {**block.input, mark: mark} if _mark(block, mark) else block.input
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+    function = chat.CalledFunction(name=block.name, arguments=json.dumps(arguments))
+    return chat.ToolCall(id=block.id, function=function)
 
 
-def _join(message: ChatMessage, more: ChatMessage) -> None:
+def _join(message: Any, more: Any) -> None:
     """Make `more`, of the same role, part of `message`."""
-    texts = [m["content"] for m in (message, more) if m["content"]]
-    message["content"] = "\n".join(texts)
-    if "tool_calls" in more:
-        message["tool_calls"] = [*message.get("tool_calls", []), *more["tool_calls"]]
-
-
-def _function(tool: Tool, mark: str) -> dict[str, Any]:
-    """`tool` for the template. Marked at the end of both that a template may write last."""
-    parameters = {**tool.input_schema, mark: mark} if mark else tool.input_schema
-    function = {"name": tool.name, "description": tool.description + mark, "parameters": parameters}
-    return {"type": "function", "function": function}
+    message.content = "\n".join(content for content in (message.content, more.content) if content)
+    if isinstance(more, chat.AssistantMessage) and more.tool_calls:
+        message.tool_calls = [*(message.tool_calls or []), *more.tool_calls]
