@@ -76,6 +76,14 @@ class TokenBytes:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Tokens that no text is encoded to, by their text."""
+    if tokenizer.hf is None:
+        return {}
+    added = tokenizer.hf.backend_tokenizer.get_added_tokens_decoder()
+    return {token.content: token_id for token_id, token in added.items() if token.special}
+
+
 def chat_logprobs(
     steps: Sequence[Mapping[int, Logprob]], token_ids: Sequence[int], top: int, tokens: TokenBytes
 ) -> ChoiceLogprobs:
@@ -105,10 +113,12 @@ class CompletionTokens:
         self._offset = 0
 
     def take(
-        self, steps: Sequence[Mapping[int, Logprob] | None], token_ids: Sequence[int]
-    ) -> CompletionLogprobs:
-        """Those of the next `token_ids`; None where there are none, at the first token of a prompt."""
-        found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        self,
+        steps: Sequence[Mapping[int, Logprob] | None],
+        token_ids: Sequence[int],
+        found: CompletionLogprobs,
+    ) -> None:
+        """Add those of the next `token_ids` to `found`; None where there are none, at the first token of a prompt."""
         for token_id, step in zip(token_ids, steps, strict=True):
             found.tokens.append(self._tokens.text(token_id))
             found.text_offset.append(self._offset)
@@ -120,7 +130,6 @@ class CompletionTokens:
             else:
                 found.token_logprobs.append(_finite(step[token_id]))
                 found.top_logprobs.append({self._tokens.text(t): _finite(p) for t, p in step.items()})
-        return found
 
 
 def _finite(logprob: Logprob) -> float:

@@ -114,6 +114,9 @@ def grammar(form: CallForm, functions: Sequence[Function], rules: Rules, special
             return "start: text\n" + _TEXT
         return f"start: TEXT\nTEXT: /(.|\\n)*/ & ~/(.|\\n)*{_pattern(form.marker)}(.|\\n)*/\n"
 
+    if rules.mode == "auto" and rules.text_schema is not None and not form.marker:
+        return f"start: %json {json.dumps(_either(form, functions, rules.text_schema))}\n"
+
     def literal(text: str) -> str:
         return _literal(text, special)
 
@@ -167,6 +170,21 @@ def _argument_schema(index: int, function: Function) -> dict[str, Any]:
             param=f"tools[{index}].function.parameters",
         )
     return {**schema, "type": "object", "x-guidance": {**_SPACING, "lenient": not function.strict}}
+
+
+def _either(form: CallForm, functions: Sequence[Function], text: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON that is text or one call, where nothing but their keys tells them apart."""
+    name_key, arguments_key = json.loads(form.opening + form.middle + "{}" + form.after)
+    calls = [
+        {
+            "type": "object",
+            "properties": {name_key: {"const": function.name}, arguments_key: _argument_schema(i, function)},
+            "required": [name_key, arguments_key],
+            "additionalProperties": False,
+        }
+        for i, function in enumerate(functions)
+    ]
+    return {"anyOf": [*calls, text], "x-guidance": _SPACING}
 
 
 def _literal(text: str, special: Mapping[str, int]) -> str:

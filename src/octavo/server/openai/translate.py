@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import octavo.params as _params
 from octavo.errors import InvalidRequest, show
 from octavo.model.tokenizer import Tokenizer
-import octavo.params as _params
 from octavo.params import SamplingParams
+from octavo.server.openai.logprobs import special_tokens
 from octavo.server.openai.messages import (
     AssistantMessage,
     Content,
@@ -207,7 +208,7 @@ class Conversation:
             "structured_outputs": self._structured(),
         }
         if self.form is not None and body.skip_special_tokens is None:
-            special = _special_tokens(self._tokenizer)
+            special = special_tokens(self._tokenizer)
             own["skip_special_tokens"] = not any(token in self.form.opening for token in special)
         return sampling_params(body, **own)
 
@@ -226,7 +227,7 @@ class Conversation:
         named = isinstance(body.tool_choice, NamedToolChoice)
         rules = Rules(self._mode, body.parallel_tool_calls is not False and not named, schema)
         return _params.StructuredOutputs(
-            grammar=grammar(self.form, self._functions, rules, _special_tokens(self._tokenizer))
+            grammar=grammar(self.form, self._functions, rules, special_tokens(self._tokenizer))
         )
 
     def _must_know(self, name: str, param: str) -> None:
@@ -296,14 +297,6 @@ def _template_text(tokenizer: Tokenizer, *, with_tools: bool) -> str | None:
         named: str | None = template.get("tool_use") if with_tools else None
         return named or template.get("default")
     return template
-
-
-def _special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Tokens that no text is encoded to, by their text."""
-    if tokenizer.hf is None:
-        return {}
-    added = tokenizer.hf.backend_tokenizer.get_added_tokens_decoder()
-    return {token.content: token_id for token_id, token in added.items() if token.special}
 
 
 def _dumped(tools: Sequence[Tool]) -> list[dict[str, Any]]:
