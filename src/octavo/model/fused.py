@@ -35,9 +35,7 @@ class FusedModel:
         head_bytes = native.packed_bytes(head.out_features, head.in_features, itemsize)
         self._pool = WeightPool(sum(packed_layer_bytes(layer) for layer in base.layers) + head_bytes)
         self._layout = layout
-        self._embedding: Tensor = base.embed_tokens.weight
         self._eps: float = base.norm.variance_epsilon
-        self._norm: Tensor = base.norm.weight.float()
         self._rope = RopeTable(base.rotary_emb, max_len)
         rope = Rope(self._rope)
         self._layers = []
@@ -47,6 +45,12 @@ class FusedModel:
             )
             base.layers[i] = torch.nn.Identity()
         self._head = PackedLinear.pack(head.weight, head.bias, self._pool)
+        loaded.model.set_output_embeddings(torch.nn.Identity())
+        # One view that is left would keep the whole mapped checkpoint in memory.
+        for parameter in loaded.model.parameters():
+            parameter.data = parameter.data.clone()
+        self._embedding: Tensor = base.embed_tokens.weight
+        self._norm: Tensor = base.norm.weight.float()
         try:
             self._work = Workspace.make(max_rows, self._layers[0], spec.hidden_size, loaded.torch_dtype)
         except RuntimeError as error:  # torch's way of saying that there is no memory
@@ -64,6 +68,11 @@ class FusedModel:
     def weights_bytes(self) -> int:
         """Bytes of packed weights and the embedding."""
         return self._pool.nbytes + self._embedding.nbytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the rows of a step and of the rotation tables."""
+        return self._work.nbytes + self._rope.nbytes
 
     def attach(self, arena: int) -> None:
         """Read and write the cache at address `arena` from now on."""

@@ -76,6 +76,11 @@ class Workspace:
             gated=torch.empty(rows, layer.down.k, dtype=dtype),
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in vars(self).values())
+
     def first(self, rows: int) -> Workspace:
         """The same buffers, `rows` rows of them."""
         return Workspace(
@@ -124,8 +129,8 @@ class FusedLayer:
             out=PackedLinear.pack(attention.o_proj.weight, attention.o_proj.bias, pool),
             gate_up=PackedLinear.pack(gate_up, gate_up_bias, pool),
             down=PackedLinear.pack(down, mlp.down_proj.bias, pool),
-            input_norm=layer.input_layernorm.weight.float(),
-            mlp_norm=layer.post_attention_layernorm.weight.float(),
+            input_norm=layer.input_layernorm.weight.to(torch.float32, copy=True),
+            mlp_norm=layer.post_attention_layernorm.weight.to(torch.float32, copy=True),
             eps=layer.input_layernorm.variance_epsilon,
             rope=_with_head_norms(rope, attention),
             q_heads=attention.q_proj.out_features // head_dim,
@@ -159,4 +164,5 @@ def _with_head_norms(rope: Rope, attention: Any) -> Rope:
     if not hasattr(attention, "q_norm"):
         return rope
     q_norm, k_norm = attention.q_norm, attention.k_norm
-    return Rope(rope.table, q_norm.weight.float(), k_norm.weight.float(), q_norm.variance_epsilon)
+    q_weight, k_weight = (norm.weight.to(torch.float32, copy=True) for norm in (q_norm, k_norm))
+    return Rope(rope.table, q_weight, k_weight, q_norm.variance_epsilon)

@@ -21,6 +21,11 @@ class RopeTable:
         self.cos, self.sin = self._chunk(0)
         self.reach(positions)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both tables."""
+        return self.cos.nbytes + self.sin.nbytes
+
     def reach(self, positions: int) -> None:
         """Make sure that positions 0 .. `positions` - 1 are there."""
         have = len(self.cos)

@@ -10,6 +10,7 @@ from octavo.cache.layout import CacheLayout
 from octavo.config import Environment
 from octavo.model.batch import Piece
 from octavo.model.fused import FusedModel, can_fuse
+from octavo.model.heap import give_back
 from octavo.model.load import LoadedModel
 from octavo.model.probe import TILES, Verdict, VerdictStore, probe
 from octavo.model.unfused import UnfusedModel
@@ -34,6 +35,7 @@ class Runner:
             self._model = FusedModel(loaded, layout, max_rows, max_len)
         else:
             self._model = UnfusedModel(loaded, layout)
+        give_back()
         self._verdict = self._judge(loaded, layout, max_rows)
         if isinstance(self._model, UnfusedModel):
             self._model.tile = self._verdict.tile
@@ -76,6 +78,11 @@ class Runner:
     def weights_bytes(self) -> int:
         """Bytes of the weights as they are held now."""
         return self._model.weights_bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that steps need besides weights and cache; 0 where transformers takes and frees them by itself."""
+        return self._model.scratch_bytes if isinstance(self._model, FusedModel) else 0
 
     def attach(self, arena: int) -> None:
         """Use the cache at address `arena`."""
