@@ -9,8 +9,8 @@ import torch
 from octavo.cache.layout import CacheLayout
 from octavo.config import KV_CACHE_DTYPES, EngineConfig, format_bytes
 from octavo.errors import ConfigError
-from octavo.memory import available_bytes
 from octavo.model.spec import ModelSpec
+from octavo.ram import available_bytes
 
 logger = logging.getLogger("octavo")
 
