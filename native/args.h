@@ -69,12 +69,32 @@ struct NormArgs {
 // Where one layer's keys and values live: `arena + block offset + layer_offset + head * head_bytes`, K then V.
 //   K of a head: [block_size / P][head_dim / E][P][E]   with P = min(16, block_size)
 //   V of a head: [block_size / E][head_dim][E]          with E = elements per 32 bits (2 for bf16, 1 for float)
+// That is the form at compute precision, which `layer_offset` is for; stored.h has the others.
 struct CacheView {
   char* arena;
   int64_t layer_offset;
   int block_size;
   int kv_heads;
   int head_dim;
+};
+
+// How a panel of keys or values is stored.
+enum class Format : int { kCompute = 0, kFp8 = 1, kInt8 = 2, kInt4 = 3, kInt2 = 4 };
+
+// An entry of a block table: byte offset in the arena, and from bit 56 on the formats of keys and values. Negative
+// where the block is gone.
+struct Entry {
+  int64_t bits;
+  int64_t offset() const { return bits & ((int64_t(1) << 56) - 1); }
+  Format key() const { return Format(bits >> 56 & 7); }
+  Format value() const { return Format(bits >> 59 & 7); }
+};
+
+// Blocks that this step fills, at compute precision, and where each goes: pairs of entries.
+struct SealArgs {
+  CacheView cache;
+  const int64_t* from_to;  // [blocks][2]
+  int64_t blocks;
 };
 
 struct WriteArgs {
@@ -116,8 +136,10 @@ struct Segment {
   int32_t rows;
   int32_t first_position;
   int32_t blocks;          // entries in its table
-  const int64_t* table;    // byte offsets of its blocks; entries of dropped blocks may be -1
+  const int64_t* table;    // entries of its blocks; those of dropped blocks may be -1
   int32_t sinks;           // positions that are kept although later ones were dropped
+  // With stored formats: entries, at compute precision, of the blocks its rows stand in, from that of its first row.
+  const int64_t* own;
 };
 
 // Rows folded over all their spans by one worker.
@@ -125,6 +147,7 @@ struct FoldItem {
   int32_t segment;
   int32_t first;  // row inside the segment
   int32_t rows;
+  int32_t own = -1;  // with stored formats: the block its rows stand in, all in the same
 };
 
 // Rows of one or several sequences that read the same physical span; each leaves one partial.
@@ -132,6 +155,7 @@ struct SpanItem {
   int32_t segment;  // whose table is read
   int32_t span;
   int32_t first_member, members;
+  int32_t own = -1;  // with stored formats: the block of this span that its rows stand in, or -1
 };
 
 struct SpanMember {
@@ -148,7 +172,7 @@ struct MergeRow {
 
 // Made once per step and layer group, run once per layer.
 struct AttentionPlan {
-  std::vector<int64_t> tables;
+  std::vector<int64_t> tables, own;
   std::vector<Segment> segments;
   std::vector<FoldItem> folds;
   std::vector<SpanItem> spans;
@@ -156,7 +180,8 @@ struct AttentionPlan {
   std::vector<MergeRow> merges;
   int64_t partials = 0;
   int block_size = 0;
-  int window = 0;  // 0: full attention
+  int window = 0;      // 0: full attention
+  bool stored = false;  // whether blocks are sealed in another form than they are filled in
 };
 
 struct AttentionArgs {
@@ -176,6 +201,8 @@ struct Kernels {
   void (*rope_write)(DType, const RopeWriteArgs&, int threads);
   void (*cache_write)(DType, const StoreArgs&, int threads);
   void (*attention)(DType, const AttentionArgs&, const AttentionPlan&, int threads);
+  void (*seal)(DType, const SealArgs&, int threads);
+  void (*unseal)(DType, const SealArgs&, float* k, float* v);
   uint64_t (*read_pass)(const char* data, int64_t bytes, int streams, int threads);
 };
 

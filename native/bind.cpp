@@ -97,13 +97,17 @@ using IntArray = nb::ndarray<const int32_t, nb::numpy, nb::ndim<1>, nb::c_contig
 using LongArray = nb::ndarray<const int64_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // `segments` is [n][6]: first_row, rows, first_position, where the table starts in `tables`, its length, sinks.
-// `dropped` is [rows]: positions after the sinks that a row no longer sees.
+// `dropped` is [rows]: positions after the sinks that a row no longer sees. `own`, with stored formats, holds the entries
+// at compute precision of the blocks that each segment's rows stand in, one segment after the other; else it is empty.
 AttentionPlan* make_plan(nb::ndarray<const int64_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu> segments,
-                         LongArray tables, IntArray dropped, int block_size, int window, int kv_heads) {
+                         LongArray tables, IntArray dropped, LongArray own, int block_size, int window, int kv_heads) {
   auto plan = std::make_unique<AttentionPlan>();
   plan->block_size = block_size;
   plan->window = window;
+  plan->stored = own.shape(0) > 0;
   plan->tables.assign(tables.data(), tables.data() + tables.shape(0));
+  plan->own.assign(own.data(), own.data() + own.shape(0));
+  int64_t first_own = 0;
   for (size_t i = 0; i < segments.shape(0); ++i) {
     const int64_t* s = segments.data() + i * 6;
     const int64_t last = s[2] + s[1] - 1;
@@ -111,8 +115,12 @@ AttentionPlan* make_plan(nb::ndarray<const int64_t, nb::numpy, nb::ndim<2>, nb::
         s[0] + s[1] > int64_t(dropped.shape(0)))
       throw std::invalid_argument("segment " + std::to_string(i) + " reaches outside its block table");
     plan->segments.push_back({int32_t(s[0]), int32_t(s[1]), int32_t(s[2]), int32_t(s[4]), plan->tables.data() + s[3],
-                              int32_t(s[5])});
+                              int32_t(s[5]), plan->own.data() + first_own});
+    first_own += last / block_size - s[2] / block_size + 1;
   }
+  if (plan->stored && first_own != int64_t(own.shape(0)))
+    throw std::invalid_argument(std::to_string(own.shape(0)) + " own blocks where the rows stand in " +
+                                std::to_string(first_own));
   PlanBuilder(*plan, dropped.data(), kv_heads, threads).build();
   return plan.release();
 }
@@ -171,7 +179,7 @@ void bind_kernels(nb::module_& m) {
       .def_prop_ro("span_items", [](const AttentionPlan& p) { return p.spans.size(); })
       .def_prop_ro("span_members", [](const AttentionPlan& p) { return p.members.size(); })
       .def_prop_ro("fold_items", [](const AttentionPlan& p) { return p.folds.size(); });
-  m.def("make_plan", &make_plan, "segments"_a, "tables"_a, "dropped"_a, "block_size"_a, "window"_a, "kv_heads"_a,
+  m.def("make_plan", &make_plan, "segments"_a, "tables"_a, "dropped"_a, "own"_a, "block_size"_a, "window"_a, "kv_heads"_a,
         nb::rv_policy::take_ownership,
         "Divide the rows of a step; see plan.h.");
   m.def(
@@ -182,6 +190,26 @@ void bind_kernels(nb::module_& m) {
                                         at<void>(out), q_heads, scale, softcap}, plan, threads);
       },
       nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_formats(nb::module_& m) {
+  m.def(
+      "seal",
+      [](int dtype, uintptr_t arena, int64_t layer_offset, int block_size, int kv_heads, int head_dim,
+         nb::ndarray<const int64_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu> from_to) {
+        const SealArgs args{view(arena, layer_offset, block_size, kv_heads, head_dim), from_to.data(),
+                            int64_t(from_to.shape(0))};
+        nb::gil_scoped_release release;
+        active.seal(DType(dtype), args, threads);
+      });
+  m.def(
+      "unseal",
+      [](int dtype, uintptr_t arena, int64_t layer_offset, int block_size, int kv_heads, int head_dim,
+         nb::ndarray<const int64_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu> from_to, uintptr_t k,
+         uintptr_t v) {
+        active.unseal(DType(dtype), {view(arena, layer_offset, block_size, kv_heads, head_dim), from_to.data(),
+                                     int64_t(from_to.shape(0))}, at<float>(k), at<float>(v));
+      });
 }
 
 void bind_memory(nb::module_& m) {
@@ -264,6 +292,7 @@ void bind_sampling(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   octavo::bind_kernels(m);
+  octavo::bind_formats(m);
   octavo::bind_memory(m);
   octavo::bind_sampling(m);
 }

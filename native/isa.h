@@ -27,6 +27,8 @@ inline Kernels table(const char* name) {
   k.cache_write = ByDType<const StoreArgs&, int>::call<cache_write<bf16>, cache_write<float>>;
   k.attention =
       ByDType<const AttentionArgs&, const AttentionPlan&, int>::call<attention<bf16>, attention<float>>;
+  k.seal = ByDType<const SealArgs&, int>::call<seal<bf16>, seal<float>>;
+  k.unseal = ByDType<const SealArgs&, float*, float*>::call<unseal<bf16>, unseal<float>>;
   k.read_pass = read_pass;
   return k;
 }

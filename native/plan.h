@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 #include <unordered_map>
 
 #include "args.h"
@@ -29,8 +31,12 @@ class PlanBuilder {
     for (int32_t i = 0; i < int32_t(plan_.segments.size()); ++i) {
       const Segment& s = plan_.segments[i];
       if (folds(s)) {
-        for (int first = 0; first < s.rows; first += block)
-          plan_.folds.push_back({i, first, std::min(block, s.rows - first)});
+        for (int first = 0, rows; first < s.rows; first += rows) {
+          const int own = (s.first_position + first) / plan_.block_size;
+          rows = std::min(block, s.rows - first);
+          if (plan_.stored) rows = std::min(rows, (own + 1) * plan_.block_size - s.first_position - first);
+          plan_.folds.push_back({i, first, rows, plan_.stored ? own : -1});
+        }
       } else {
         add_spans(i);
       }
@@ -62,15 +68,18 @@ class PlanBuilder {
 
   void add_spans(int32_t index) {
     const Segment& s = plan_.segments[index];
-    // One item per span and kind of view: the sinks' queries differ from the rest's.
-    std::unordered_map<int, size_t> items;
+    // One item per span and kind of view: the sinks' queries differ from the rest's, and so does, with stored formats,
+    // the block that is read at compute precision.
+    std::map<std::tuple<int, bool, int>, size_t> items;
     for (int r = 0; r < s.rows; ++r) {
       const int64_t first_partial = plan_.partials;
       for (const View& view : views(s, r))
         for (int span = view.first_span(); span <= view.last_span(); ++span) {
           const bool moved = view.query != s.first_row + r;
-          const auto found = items.emplace(2 * span + moved, 0);
-          if (found.second) found.first->second = group_of(index, span);
+          int own = (s.first_position + r) / plan_.block_size;
+          if (!plan_.stored || moved || own * plan_.block_size / kSpan != span) own = -1;
+          const auto found = items.emplace(std::tuple(span, moved, own), 0);
+          if (found.second) found.first->second = group_of(index, span, own);
           members_[found.first->second].push_back({view.query, view.low, view.high, plan_.partials++});
         }
       plan_.merges.push_back({s.first_row + r, int32_t(plan_.partials - first_partial), first_partial});
@@ -78,9 +87,9 @@ class PlanBuilder {
   }
 
   // The item that reads this physical span: an earlier sequence's if all its blocks are the same, else a new one.
-  size_t group_of(int32_t index, int span) {
+  size_t group_of(int32_t index, int span, int own) {
     const Segment& s = plan_.segments[index];
-    const bool whole = s.first_position >= (span + 1) * kSpan - 1 && !dropped_[s.first_row + s.rows - 1];
+    const bool whole = own < 0 && s.first_position >= (span + 1) * kSpan - 1 && !dropped_[s.first_row + s.rows - 1];
     const int per_span = kSpan / plan_.block_size;
     const int64_t* blocks = s.table + int64_t(span) * per_span;
     if (whole) {
@@ -93,7 +102,7 @@ class PlanBuilder {
       }
       seen_.emplace(blocks[per_span - 1], plan_.spans.size());
     }
-    plan_.spans.push_back({index, span, 0, 0});
+    plan_.spans.push_back({index, span, 0, 0, own});
     members_.emplace_back();
     return plan_.spans.size() - 1;
   }

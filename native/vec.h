@@ -62,6 +62,19 @@ inline F low_half(U w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
 inline F high_half(U w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(int(0xffff0000u)))); }
 inline U set1_word(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
 inline U and_words(U a, U b) { return _mm512_and_si512(a, b); }
+inline U or_words(U a, U b) { return _mm512_or_si512(a, b); }
+inline U add_words(U a, U b) { return _mm512_add_epi32(a, b); }
+inline U sub_words(U a, U b) { return _mm512_sub_epi32(a, b); }
+template <int N> inline U shift_left(U a) { return _mm512_slli_epi32(a, N); }
+template <int N> inline U shift_right(U a) { return _mm512_srli_epi32(a, N); }
+template <int N> inline U shift_signed(U a) { return _mm512_srai_epi32(a, N); }
+inline F to_float(U a) { return _mm512_cvtepi32_ps(a); }
+inline F as_float(U a) { return _mm512_castsi512_ps(a); }
+inline U as_words(F a) { return _mm512_castps_si512(a); }
+// W 16-bit numbers, each in the low half of a word.
+inline U load_halves(const void* p) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
 
 // W lanes put together from pieces of P 32-bit words.
 template <int P>
@@ -136,6 +149,18 @@ inline F low_half(U w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
 inline F high_half(U w) { return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(int(0xffff0000u)))); }
 inline U set1_word(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
 inline U and_words(U a, U b) { return _mm256_and_si256(a, b); }
+inline U or_words(U a, U b) { return _mm256_or_si256(a, b); }
+inline U add_words(U a, U b) { return _mm256_add_epi32(a, b); }
+inline U sub_words(U a, U b) { return _mm256_sub_epi32(a, b); }
+template <int N> inline U shift_left(U a) { return _mm256_slli_epi32(a, N); }
+template <int N> inline U shift_right(U a) { return _mm256_srli_epi32(a, N); }
+template <int N> inline U shift_signed(U a) { return _mm256_srai_epi32(a, N); }
+inline F to_float(U a) { return _mm256_cvtepi32_ps(a); }
+inline F as_float(U a) { return _mm256_castsi256_ps(a); }
+inline U as_words(F a) { return _mm256_castps_si256(a); }
+inline U load_halves(const void* p) {
+  return _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
 
 template <int P>
 inline U load_pieces(const char* const* piece, int64_t bytes) {
@@ -198,6 +223,20 @@ inline F low_half(U w) { return (F)(w << 16); }
 inline F high_half(U w) { return (F)(w & 0xffff0000u); }
 inline U set1_word(uint32_t x) { return U{x, x, x, x}; }
 inline U and_words(U a, U b) { return a & b; }
+inline U or_words(U a, U b) { return a | b; }
+inline U add_words(U a, U b) { return a + b; }
+inline U sub_words(U a, U b) { return a - b; }
+template <int N> inline U shift_left(U a) { return a << N; }
+template <int N> inline U shift_right(U a) { return a >> N; }
+template <int N> inline U shift_signed(U a) { return (U)((I)a >> N); }
+inline F to_float(U a) { return __builtin_convertvector((I)a, F); }
+inline F as_float(U a) { return (F)a; }
+inline U as_words(F a) { return (U)a; }
+inline U load_halves(const void* p) {
+  uint16_t x[W];
+  std::memcpy(x, p, sizeof x);
+  return U{x[0], x[1], x[2], x[3]};
+}
 template <int P>
 inline U load_pieces(const char* const* piece, int64_t bytes) { return load_words(piece[0] + bytes); }
 inline void store_narrow(bf16* p, F x) {
@@ -227,7 +266,11 @@ template <>
 struct Elem<float> {
   static constexpr int kPack = 1;
   static F step(F acc, U a, U b) { return fma(as_float(a), as_float(b), acc); }
-  static F as_float(U w) { F x; std::memcpy(&x, &w, sizeof x); return x; }
+  // `pair`: two consecutive elements of a row, against columns of bf16 pairs.
+  static F step_pair(F acc, const float* pair, U columns) {
+    acc = fma(set1(pair[0]), low_half(columns), acc);
+    return fma(set1(pair[1]), high_half(columns), acc);
+  }
   static void store(float* p, F x) { OCTAVO_ISA::store(p, x); }
   static float widen(float x) { return x; }
   static float narrow(float x) { return x; }
@@ -237,6 +280,11 @@ template <>
 struct Elem<bf16> {
   static constexpr int kPack = 2;
   static F step(F acc, U a, U b) { return dot_pairs(acc, a, b); }
+  static F step_pair(F acc, const bf16* pair, U columns) {
+    uint32_t word;
+    std::memcpy(&word, pair, sizeof word);
+    return dot_pairs(acc, set1_word(word), columns);
+  }
   static void store(bf16* p, F x) { store_narrow(p, x); }
   static float widen(bf16 x) {
     const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;

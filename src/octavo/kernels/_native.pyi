@@ -73,10 +73,33 @@ def make_plan(
     segments: npt.NDArray[np.int64],
     tables: npt.NDArray[np.int64],
     dropped: npt.NDArray[np.int32],
+    own: npt.NDArray[np.int64],
     block_size: int,
     window: int,
     kv_heads: int,
 ) -> AttentionPlan: ...
+def seal(
+    dtype: int,
+    arena: int,
+    layer_offset: int,
+    block_size: int,
+    kv_heads: int,
+    head_dim: int,
+    from_to: npt.NDArray[np.int64],
+    /,
+) -> None: ...
+def unseal(
+    dtype: int,
+    arena: int,
+    layer_offset: int,
+    block_size: int,
+    kv_heads: int,
+    head_dim: int,
+    from_to: npt.NDArray[np.int64],
+    k: int,
+    v: int,
+    /,
+) -> None: ...
 def attention(
     dtype: int,
     plan: AttentionPlan,

@@ -34,6 +34,8 @@ MODULE_FILE = Path(str(_native.__file__))
 """The compiled module."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+FORMAT_CODES = {"f32": 0, "bf16": 0, "fp8": 1, "int8": 2, "int4": 3, "int2": 4}
+"""How the native side numbers the formats of keys and of values; 0 is compute precision, whichever it is."""
 
 
 class Epilogue(IntEnum):
@@ -195,6 +197,7 @@ class LayerCache:
 
 
 _NO_ROWS: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+_NO_ENTRIES: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -305,14 +308,39 @@ def make_plan(
     block_size: int,
     window: int | None,
     kv_heads: int,
+    own: npt.NDArray[np.int64] = _NO_ENTRIES,
 ) -> AttentionPlan:
     """Divides a step's attention for one layer group.
 
     `segments [n, 6]`: first row, rows, first position, start of the table in `tables`, its length in blocks, sinks.
-    `dropped [rows]`: positions after the sinks that a row no longer sees. Raises `ValueError` if a segment reaches
-    outside its table.
+    `dropped [rows]`: positions after the sinks that a row no longer sees. With stored formats `own` holds the entries,
+    at compute precision, of the blocks that each segment's rows stand in, one segment after the other. Raises
+    `ValueError` if a segment reaches outside its table.
     """
-    return _native.make_plan(segments, tables, dropped, block_size, window or 0, kv_heads)
+    return _native.make_plan(segments, tables, dropped, own, block_size, window or 0, kv_heads)
+
+
+def entry(offset: int, keys: str, values: str) -> int:
+    """The block table's entry of a block at byte `offset` whose keys and values are in these formats."""
+    return offset | FORMAT_CODES[keys] << 56 | FORMAT_CODES[values] << 59
+
+
+def seal(dtype: torch.dtype, cache: LayerCache, from_to: npt.NDArray[np.int64]) -> None:
+    """Writes one layer of blocks in other formats: `from_to [blocks, 2]` are entries of source and target."""
+    _native.seal(_DTYPES[dtype], *_place(cache), from_to)
+
+
+def unseal(dtype: torch.dtype, cache: LayerCache, entries: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Keys and values of blocks in any format, float32 `[blocks, kv_heads, block_size, head_dim]` each."""
+    shape = (len(entries), cache.kv_heads, cache.block_size, cache.head_dim)
+    k, v = torch.empty(shape), torch.empty(shape)
+    pairs = np.stack([entries, entries], axis=1)
+    _native.unseal(_DTYPES[dtype], *_place(cache), pairs, k.data_ptr(), v.data_ptr())
+    return k, v
+
+
+def _place(cache: LayerCache) -> tuple[int, int, int, int, int]:
+    return cache.arena, cache.layer_offset, cache.block_size, cache.kv_heads, cache.head_dim
 
 
 def attention(

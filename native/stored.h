@@ -1,0 +1,394 @@
+// Sealed blocks in 8, 4 or 2 bits: where their parts lie, how they are made, and how they are read.
+//
+//   head  = codes of K, codes of V, scales and zero points of K, those of V; a multiple of 64 bytes
+//   codes = K [block_size / 16][head_dim / 2U][16][2], V [block_size / 2U][head_dim][2]
+//
+// A byte holds U codes, lowest bits first: those of U consecutive pairs (of dimensions for K, of positions for V).
+// Keys have a scale per dimension of the block, values one per position (KIVI, arXiv 2402.02750):
+// x = scale * (code + zero), scale in bf16, zero in sixteenths as int16. fp8 (e4m3) has one float32 scale for all keys
+// of the block's head and one for all values, and no zero.
+//
+// Codes are small whole numbers (or e4m3 values), which bf16 holds exactly, so they meet queries and weights as pairs of
+// bf16; scales are multiplied into the query, or the weights, before.
+#pragma once
+
+#include <algorithm>
+
+#include "rows.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+constexpr int kStoredPanel = 16;  // positions of a panel of keys
+
+inline int bits_of(Format f, int compute_bits) {
+  switch (f) {
+    case Format::kFp8:
+    case Format::kInt8: return 8;
+    case Format::kInt4: return 4;
+    case Format::kInt2: return 2;
+    default: return compute_bits;
+  }
+}
+
+// Byte offsets inside one head of a block.
+struct StoredHead {
+  int64_t value_codes, key_meta, value_meta, bytes;
+
+  StoredHead(Format key, Format value, int block, int dim, int compute_bits) {
+    const auto codes = [&](Format f) { return int64_t(block) * dim * bits_of(f, compute_bits) / 8; };
+    const auto meta = [](Format f, int scales) -> int64_t {
+      return f == Format::kCompute ? 0 : f == Format::kFp8 ? sizeof(float) : 4 * int64_t(scales);
+    };
+    value_codes = codes(key);
+    key_meta = value_codes + codes(value);
+    value_meta = key_meta + meta(key, dim);
+    bytes = value_meta + meta(value, block);
+    if (key != Format::kCompute || value != Format::kCompute) bytes = (bytes + 63) / 64 * 64;
+  }
+};
+
+// The head of a block that an entry names.
+template <class T>
+inline char* head_at(const CacheView& c, const Entry& entry, int head) {
+  const auto bytes = [&](Format k, Format v) { return StoredHead(k, v, c.block_size, c.head_dim, 8 * sizeof(T)).bytes; };
+  const int64_t whole = bytes(Format::kCompute, Format::kCompute);
+  const int64_t own = bytes(entry.key(), entry.value());
+  const int64_t layer = c.layer_offset / (c.kv_heads * whole);
+  return c.arena + entry.offset() + (layer * c.kv_heads + head) * own;
+}
+
+// ---- scales ----
+
+struct Scales {
+  alignas(64) float scale[kMaxHeadDim + W];
+  alignas(64) float shift[kMaxHeadDim + W];  // scale * zero
+};
+
+// `count` scales and zeros; what is beyond them is 0.
+inline void read_scales(Format format, const char* meta, int count, float* scale, float* shift) {
+  if (format == Format::kFp8) {
+    float one;
+    std::memcpy(&one, meta, sizeof one);
+    std::fill(scale, scale + count, one);
+    std::fill(shift, shift + count, 0.0f);
+  } else {
+    const bf16* scales = reinterpret_cast<const bf16*>(meta);
+    const int16_t* zeros = reinterpret_cast<const int16_t*>(meta + count * sizeof(bf16));
+    for (int i = 0; i < count; ++i) {
+      scale[i] = Elem<bf16>::widen(scales[i]);
+      shift[i] = scale[i] * (float(zeros[i]) * 0.0625f);
+    }
+  }
+}
+
+// ---- codes to pairs of bf16 ----
+
+inline U pair_of(F even, F odd) {
+  return or_words(and_words(as_words(odd), set1_word(0xffff0000u)), shift_right<16>(as_words(even)));
+}
+
+// The value of e4m3 codes in the lowest bits of each word.
+inline F e4m3(U code) {
+  const U magnitude = and_words(code, set1_word(0x7f));
+  const U tiny = shift_signed<31>(sub_words(magnitude, set1_word(8)));  // all ones: no implicit leading one
+  const U bits = shift_left<20>(magnitude);
+  const U normal = add_words(bits, set1_word(120u << 23));
+  const U small = as_words(sub(as_float(or_words(bits, set1_word(121u << 23))), set1(0.015625f)));
+  const U chosen = or_words(and_words(small, tiny), and_words(normal, sub_words(set1_word(0xffffffffu), tiny)));
+  return as_float(or_words(chosen, shift_left<24>(and_words(code, set1_word(0x80)))));
+}
+
+// What one word of a row of codes holds: kUnits pairs, the one `S` taken out by `pair<S>`.
+template <Format>
+struct Codes;
+
+template <>
+struct Codes<Format::kFp8> {
+  static constexpr int kUnits = 1;
+  static U load(const char* p) { return load_halves(p); }
+  template <int S>
+  static U pair(U x) { return pair_of(e4m3(and_words(x, set1_word(0xff))), e4m3(shift_right<8>(x))); }
+};
+
+template <>
+struct Codes<Format::kInt8> {
+  static constexpr int kUnits = 1;
+#if defined(__AVX512BF16__)
+  static U load(const char* p) {
+    const auto half = [p](int i) {
+      return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + i)));
+    };
+    return (__m512i)_mm512_cvtne2ps_pbh(half(1), half(0));
+  }
+  template <int S>
+  static U pair(U x) { return x; }
+#else
+  static U load(const char* p) { return load_halves(p); }
+  template <int S>
+  static U pair(U x) {
+    return pair_of(to_float(shift_signed<24>(shift_left<24>(x))), to_float(shift_signed<24>(shift_left<16>(x))));
+  }
+#endif
+};
+
+// Codes of B bits, offset by half their range.
+template <int B>
+struct SmallCodes {
+  static constexpr int kUnits = 8 / B;
+#if defined(__AVX512BW__)
+  static U load(const char* p) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  // The index is the lowest five bits, so the table repeats itself.
+  template <int S>
+  static U pair(U x) {
+    static const struct Table {
+      alignas(64) uint16_t word[32];
+      Table() {
+        for (int i = 0; i < 32; ++i) {
+          const float value = float(i % (1 << B) - (1 << (B - 1)));
+          uint32_t bits;
+          std::memcpy(&bits, &value, sizeof bits);
+          word[i] = uint16_t(bits >> 16);
+        }
+      }
+    } table;
+    return _mm512_permutexvar_epi16(_mm512_srli_epi16(x, B * S), _mm512_load_si512(table.word));
+  }
+#else
+  static U load(const char* p) { return load_halves(p); }
+  template <int S>
+  static U pair(U x) {
+    const U mask = set1_word((1u << B) - 1), half = set1_word(1u << (B - 1));
+    return pair_of(to_float(sub_words(and_words(shift_right<B * S>(x), mask), half)),
+                   to_float(sub_words(and_words(shift_right<8 + B * S>(x), mask), half)));
+  }
+#endif
+};
+template <>
+struct Codes<Format::kInt4> : SmallCodes<4> {};
+template <>
+struct Codes<Format::kInt2> : SmallCodes<2> {};
+
+// acc[r][v] += pairs of row r (at row(r) + 2 * step) times codes, whose `NV` vectors lie W * 2 bytes from each other at
+// codes(v) + unit * stride. Steps run upwards for every element.
+template <class T, Format F8, int R, int NV, class Row, class At>
+[[gnu::always_inline]] inline void mma_codes(F (&acc)[R][NV], const Row& row, const At& at, int64_t stride, int units) {
+  using C = Codes<F8>;
+  for (int u = 0; u < units; ++u) {
+    U raw[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) raw[v] = C::load(at(v) + u * stride);
+    const auto step = [&](auto s) {
+      U column[NV];
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) column[v] = C::template pair<decltype(s)::value>(raw[v]);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const T* pair = row(r) + 2 * (u * C::kUnits + decltype(s)::value);
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) acc[r][v] = Elem<T>::step_pair(acc[r][v], pair, column[v]);
+      }
+    };
+    step(std::integral_constant<int, 0>{});
+    if constexpr (C::kUnits >= 2) step(std::integral_constant<int, 1>{});
+    if constexpr (C::kUnits >= 4) {
+      step(std::integral_constant<int, 2>{});
+      step(std::integral_constant<int, 3>{});
+    }
+  }
+}
+
+// Calls body(std::integral_constant<Format, f>) for the stored format `f`.
+template <class Body>
+inline void with_format(Format f, Body&& body) {
+  switch (f) {
+    case Format::kFp8: body(std::integral_constant<Format, Format::kFp8>{}); break;
+    case Format::kInt8: body(std::integral_constant<Format, Format::kInt8>{}); break;
+    case Format::kInt4: body(std::integral_constant<Format, Format::kInt4>{}); break;
+    case Format::kInt2: body(std::integral_constant<Format, Format::kInt2>{}); break;
+    default: break;
+  }
+}
+
+// ---- sealing ----
+
+inline uint8_t to_e4m3(float x) {
+  const uint8_t sign = std::signbit(x) ? 0x80 : 0;
+  float a = std::min(std::fabs(x), 448.0f);
+  if (a < 0.015625f) return sign | uint8_t(std::nearbyintf(a * 512.0f));  // 8 of them are the smallest normal one
+  int exponent;
+  const float fraction = std::frexp(a, &exponent);  // in [0.5, 1)
+  const int mantissa = int(std::nearbyintf(fraction * 16.0f));  // 8 to 16
+  return sign | uint8_t(((exponent + 6) << 3) + mantissa - 8);
+}
+
+// Numbers x[i * stride] of one scale to codes (not yet packed) and the pair that reads them back.
+struct Quantiser {
+  float scale, inverse, zero;
+  int levels, half;
+
+  // The least and the largest number there is, and the bits of a code.
+  Quantiser(float low, float high, int bits) : levels((1 << bits) - 1), half(1 << (bits - 1)) {
+    const float most = std::max(std::fabs(low), std::fabs(high));
+    // Wide enough for the zero point, which with half a range is less than 2048 steps away, and far from where bf16 ends.
+    float wanted = std::max({high / float(levels) - low / float(levels), most * (1.0f / 1900.0f), 1e-30f});
+    bf16 narrow = Elem<bf16>::narrow(wanted);
+    if (Elem<bf16>::widen(narrow) < wanted) ++narrow.bits;
+    scale = Elem<bf16>::widen(narrow);
+    inverse = 1.0f / scale;
+    zero = std::nearbyintf(low * inverse * 16.0f) * 0.0625f;
+  }
+  int code(float x) const {
+    return std::clamp(int(std::nearbyintf(x * inverse - zero)), 0, levels);
+  }
+  int16_t stored_zero() const { return int16_t((zero + float(half)) * 16.0f); }
+};
+
+inline void put_code(uint8_t* byte, int bits, int unit, int code, int half) {
+  if (bits == 8) *byte = uint8_t(code - half);  // signed
+  else *byte |= uint8_t(code << (bits * unit));
+}
+
+// One panel of numbers x [positions][dim] to codes and scales. `by_dim`: a scale per dimension, else per position.
+inline void seal_panel(Format format, const float* x, int positions, int dim, bool keys, uint8_t* codes, char* meta) {
+  const int bits = bits_of(format, 0), units = 8 / bits;
+  const int64_t bytes = int64_t(positions) * dim * bits / 8;
+  // Where the code of (position, dimension) lies: byte, and unit inside it.
+  const auto place = [&](int p, int d) -> std::pair<int64_t, int> {
+    if (keys)
+      return {((int64_t(p / kStoredPanel) * (dim / (2 * units)) + d / (2 * units)) * kStoredPanel + p % kStoredPanel) * 2 +
+                  d % 2, d / 2 % units};
+    return {(int64_t(p / (2 * units)) * dim + d) * 2 + p % 2, p / 2 % units};
+  };
+  if (format == Format::kFp8) {
+    float most = 0.0f;
+    for (int64_t i = 0; i < int64_t(positions) * dim; ++i) most = std::max(most, std::fabs(x[i]));
+    const float scale = std::max(most / 448.0f, 1e-30f), inverse = 1.0f / scale;
+    for (int p = 0; p < positions; ++p)
+      for (int d = 0; d < dim; ++d) codes[place(p, d).first] = to_e4m3(x[int64_t(p) * dim + d] * inverse);
+    std::memcpy(meta, &scale, sizeof scale);
+    return;
+  }
+  std::fill(codes, codes + bytes, uint8_t(0));
+  const int count = keys ? dim : positions;
+  bf16* scales = reinterpret_cast<bf16*>(meta);
+  int16_t* zeros = reinterpret_cast<int16_t*>(meta + count * sizeof(bf16));
+  for (int i = 0; i < count; ++i) {
+    const int64_t first = keys ? i : int64_t(i) * dim, stride = keys ? dim : 1;
+    const int others = keys ? positions : dim;
+    float low = x[first], high = x[first];
+    for (int j = 1; j < others; ++j) {
+      low = std::min(low, x[first + j * stride]);
+      high = std::max(high, x[first + j * stride]);
+    }
+    const Quantiser q(low, high, bits);
+    scales[i] = Elem<bf16>::narrow(q.scale);
+    zeros[i] = q.stored_zero();
+    for (int j = 0; j < others; ++j) {
+      const auto [byte, unit] = keys ? place(j, i) : place(i, j);
+      put_code(codes + byte, bits, unit, q.code(x[first + j * stride]), q.half);
+    }
+  }
+}
+
+// The numbers of one panel, [positions][dim].
+inline void unseal_panel(Format format, const uint8_t* codes, const char* meta, int positions, int dim, bool keys,
+                         float* x) {
+  const int bits = bits_of(format, 0), units = 8 / bits, half = 1 << (bits - 1);
+  const int count = keys ? dim : positions;
+  std::vector<float> scale(count), shift(count);
+  read_scales(format, meta, count, scale.data(), shift.data());
+  for (int p = 0; p < positions; ++p)
+    for (int d = 0; d < dim; ++d) {
+      const int64_t byte =
+          keys ? ((int64_t(p / kStoredPanel) * (dim / (2 * units)) + d / (2 * units)) * kStoredPanel + p % kStoredPanel) * 2 + d % 2
+               : (int64_t(p / (2 * units)) * dim + d) * 2 + p % 2;
+      const int unit = (keys ? d : p) / 2 % units;
+      float code;
+      if (format == Format::kFp8) {
+        float lane[W];
+        store(lane, e4m3(set1_word(codes[byte])));
+        code = lane[0];
+      } else {
+        code = bits == 8 ? float(int8_t(codes[byte])) : float((codes[byte] >> (bits * unit) & ((1 << bits) - 1)) - half);
+      }
+      const int i = keys ? d : p;
+      x[int64_t(p) * dim + d] = code * scale[i] + shift[i];
+    }
+}
+
+// Keys and values of a block at compute precision as [block_size][head_dim] floats.
+template <class T>
+inline void read_computed(const char* head, int block, int dim, bool keys, float* x) {
+  constexpr int E = Elem<T>::kPack;
+  const int width = std::min(16, block);
+  const T* from = reinterpret_cast<const T*>(head);
+  for (int p = 0; p < block; ++p)
+    for (int d = 0; d < dim; ++d) {
+      const int64_t at = keys ? (int64_t(p / width) * (dim / E) + d / E) * width * E + int64_t(p % width) * E + d % E
+                              : (int64_t(p / E) * dim + d) * E + p % E;
+      x[int64_t(p) * dim + d] = Elem<T>::widen(from[at]);
+    }
+}
+
+// Reads a block in any form: `x` gets its keys or its values.
+template <class T>
+inline void read_panel(const CacheView& c, const Entry& entry, int head, bool keys, float* x) {
+  const StoredHead parts(entry.key(), entry.value(), c.block_size, c.head_dim, 8 * sizeof(T));
+  const char* base = head_at<T>(c, entry, head);
+  const Format format = keys ? entry.key() : entry.value();
+  const char* codes = keys ? base : base + parts.value_codes;
+  if (format == Format::kCompute)
+    read_computed<T>(codes, c.block_size, c.head_dim, keys, x);
+  else
+    unseal_panel(format, reinterpret_cast<const uint8_t*>(codes), base + (keys ? parts.key_meta : parts.value_meta),
+                 c.block_size, c.head_dim, keys, x);
+}
+
+// Writes one layer of blocks in the form of their new entries.
+template <class T>
+void seal(const SealArgs& args, int threads) {
+  const CacheView& c = args.cache;
+#pragma omp parallel num_threads(threads) if (args.blocks * c.kv_heads > 1)
+  {
+    static thread_local Scratch<float> scratch;
+    float* x = scratch.reserve(size_t(c.block_size) * c.head_dim);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < args.blocks * c.kv_heads; ++i) {
+      const Entry from{args.from_to[i / c.kv_heads * 2]}, to{args.from_to[i / c.kv_heads * 2 + 1]};
+      const int head = int(i % c.kv_heads);
+      const StoredHead parts(to.key(), to.value(), c.block_size, c.head_dim, 8 * sizeof(T));
+      char* out = head_at<T>(c, to, head);
+      for (const bool keys : {true, false}) {
+        const Format format = keys ? to.key() : to.value();
+        char* codes = keys ? out : out + parts.value_codes;
+        if (format == Format::kCompute) {  // the other half is stored in another form
+          const char* source = head_at<T>(c, from, head);
+          const StoredHead whole(from.key(), from.value(), c.block_size, c.head_dim, 8 * sizeof(T));
+          std::memcpy(codes, keys ? source : source + whole.value_codes, sizeof(T) * c.block_size * c.head_dim);
+          continue;
+        }
+        read_panel<T>(c, from, head, keys, x);
+        seal_panel(format, x, c.block_size, c.head_dim, keys, reinterpret_cast<uint8_t*>(codes),
+                   out + (keys ? parts.key_meta : parts.value_meta));
+      }
+    }
+  }
+}
+
+// The numbers of blocks (the first entry of each pair) as floats [blocks][kv_heads][block_size][head_dim].
+template <class T>
+void unseal(const SealArgs& args, float* k, float* v) {
+  const CacheView& c = args.cache;
+  const int64_t size = int64_t(c.block_size) * c.head_dim;
+  for (int64_t i = 0; i < args.blocks * c.kv_heads; ++i) {
+    const Entry from{args.from_to[i / c.kv_heads * 2]};
+    read_panel<T>(c, from, int(i % c.kv_heads), true, k + i * size);
+    read_panel<T>(c, from, int(i % c.kv_heads), false, v + i * size);
+  }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

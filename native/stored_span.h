@@ -1,0 +1,179 @@
+// Partials of a tile over one span some of whose blocks are stored in a smaller form.
+//
+// A block is read as it is stored, but for the one its rows stand in (SpanReader::entry). Scales of keys go into a copy
+// of the query for each block, their zeros into the scores' start; scales of values go into the weights, their zeros
+// into one number per row that is added to every dimension at the end.
+#pragma once
+
+#include "span.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+struct StoredScratch {
+  Scales keys;
+  alignas(64) float wide[kTileRows][kMaxHeadDim + W];   // q
+  alignas(64) float query[kTileRows][kMaxHeadDim + W];  // as T: q times the scales of one block
+  alignas(64) float gain[kSpan], shift[kSpan];          // scale of each position's values, and scale times zero
+};
+
+// Scores of the tile against one block of stored keys, which are its positions [at, at + block_size) of the span.
+template <class T, Format F8, int R>
+inline void stored_scores(const SpanReader<T>& span, const char* head, const char* meta, int at, SpanScratch& scratch,
+                          StoredScratch& stored) {
+  const int dim = span.dim(), block = span.block_size();
+  T* query = reinterpret_cast<T*>(stored.query);
+  constexpr int kStride = (kMaxHeadDim + W) * sizeof(float) / sizeof(T);
+  read_scales(F8, meta, dim, stored.keys.scale, stored.keys.shift);
+  F start[R];
+  for (int r = 0; r < R; ++r) {
+    F offset = zero();
+    for (int i = 0; i < padded_dim(dim); i += W) {
+      const F q = load(stored.wide[r] + i);
+      offset = fma(q, load(stored.keys.shift + i), offset);
+      Elem<T>::store(query + r * kStride + i, mul(q, load(stored.keys.scale + i)));
+    }
+    start[r] = set1(reduce_add(offset));
+  }
+  const auto row = [query](int r) { return query + r * kStride; };
+  constexpr int kStep = kStoredPanel * 2;  // bytes of one unit of a panel
+  const int units = dim / (2 * Codes<F8>::kUnits);
+  const int64_t panel = int64_t(units) * kStep;
+  const auto panels = [&](auto count, int p) {
+    constexpr int NV = decltype(count)::value * kStoredPanel / W;
+    const char* codes = head + p / kStoredPanel * panel;
+    F acc[R][NV];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < NV; ++v) acc[r][v] = start[r];
+    mma_codes<T, F8>(acc, row, [&](int v) { return codes + v * W / kStoredPanel * panel + v * W % kStoredPanel * 2; },
+                     kStep, units);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < NV; ++v) store(scratch.score[r] + at + p + v * W, acc[r][v]);
+  };
+  if (block >= 2 * kStoredPanel)
+    for (int p = 0; p < block; p += 2 * kStoredPanel) panels(std::integral_constant<int, 2>{}, p);
+  else
+    panels(std::integral_constant<int, 1>{}, 0);
+}
+
+// The same where the keys are at compute precision; positions from `to` on are not needed.
+template <class T, int R>
+inline void computed_scores(const SpanReader<T>& span, const Tile<T>& tile, const char* head, int at, int to,
+                            SpanScratch& scratch) {
+  const int dim = span.dim();
+  constexpr int64_t kStride = kStoredPanel * sizeof(uint32_t);
+  constexpr int NV = kStoredPanel / W;
+  for (int p = 0; p < span.block_size() && at + p < to; p += kStoredPanel) {
+    const char* panel = head + int64_t(p) * dim * sizeof(T);
+    F acc[R][NV];
+    clear(acc);
+    mma<T>(acc, InterleavedRows<R>{tile.words},
+           [&](int64_t k, int v) { return load_words(panel + k * kStride + v * W * sizeof(uint32_t)); },
+           dim / Elem<T>::kPack);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < NV; ++v) store(scratch.score[r] + at + p + v * W, acc[r][v]);
+  }
+}
+
+// acc[r] += weights times one block of stored values, NV vectors of dimensions from `vector` on.
+template <class T, Format F8, int R, int NV>
+inline void weigh_codes(const SpanReader<T>& span, const Tile<T>& tile, const T* weight, const char* codes, int vector) {
+  F acc[R][NV];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < NV; ++v) acc[r][v] = load(tile.partial[r].acc() + (vector + v) * W);
+  mma_codes<T, F8>(acc, [weight](int r) { return weight + r * kSpan; },
+                   [&](int v) { return codes + (vector + v) * W * 2; }, int64_t(span.dim()) * 2,
+                   span.block_size() / (2 * Codes<F8>::kUnits));
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < NV; ++v) store(tile.partial[r].acc() + (vector + v) * W, acc[r][v]);
+}
+
+template <class T, Format F8, int R>
+inline void stored_values(const SpanReader<T>& span, const Tile<T>& tile, const T* weight, const char* codes) {
+  constexpr int kWide = std::max(1, std::min(4, kAccumulators / R));
+  const int vectors = padded_dim(span.dim()) / W;
+  int v = 0;
+  if constexpr (kWide >= 4)
+    for (; v + 4 <= vectors; v += 4) weigh_codes<T, F8, R, 4>(span, tile, weight, codes, v);
+  if constexpr (kWide >= 2)
+    for (; v + 2 <= vectors; v += 2) weigh_codes<T, F8, R, 2>(span, tile, weight, codes, v);
+  for (; v < vectors; ++v) weigh_codes<T, F8, R, 1>(span, tile, weight, codes, v);
+}
+
+// One row's scores to weights as `soften` makes them, each times the scale of its position's values; positions in
+// [from, to) that the row does not see get 0. Returns the part that the values' zeros give to every dimension.
+template <class T>
+inline float soften_scaled(float* score, T* weight, int low, int high, int from, int to, const AttentionArgs& args,
+                           const StoredScratch& stored, const Partial& out) {
+  const Softness soft(score, low, high, from, to, args.scale, args.softcap, out);
+  F sum = zero(), offset = zero();
+  for (int p = from; p < to; p += W) {
+    const F e = soft.weight(score, p);
+    sum = add(sum, e);
+    Elem<T>::store(weight + p, mul(e, load(stored.gain + p)));
+    offset = fma(e, load(stored.shift + p), offset);
+  }
+  out.sum() = reduce_add(sum);
+  return reduce_add(offset);
+}
+
+template <class T, int R>
+inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const Tile<T>& tile, SpanScratch& scratch) {
+  static thread_local StoredScratch stored;
+  const int dim = args.cache.head_dim, block = span.block_size();
+  int low[R], high[R];
+  const auto range = visible_range<T, R>(span, tile, low, high);
+  const int from = range.first, to = range.second;
+  if (from >= to) return;
+  span.limit(from, to);
+  for (int r = 0; r < R; ++r) {
+    for (int i = 0; i < dim; ++i) stored.wide[r][i] = Elem<T>::widen(tile.q[r][i]);
+    std::fill(stored.wide[r] + dim, stored.wide[r] + padded_dim(dim), 0.0f);
+  }
+  std::fill(stored.keys.scale + dim, stored.keys.scale + padded_dim(dim), 0.0f);
+  std::fill(stored.keys.shift + dim, stored.keys.shift + padded_dim(dim), 0.0f);
+  const auto parts = [&](const Entry& e) { return StoredHead(e.key(), e.value(), block, dim, 8 * sizeof(T)); };
+  for (int b = span.low_block(); b <= span.high_block(); ++b) {
+    const Entry entry = span.entry(b);
+    const StoredHead part = parts(entry);
+    const char* head = span.head(b);
+    const int at = b * block - span.first();
+    if (entry.key() == Format::kCompute) computed_scores<T, R>(span, tile, head, at, to, scratch);
+    with_format(entry.key(), [&](auto f) {
+      stored_scores<T, decltype(f)::value, R>(span, head, head + part.key_meta, at, scratch, stored);
+    });
+    std::fill(stored.gain + at, stored.gain + at + block, 1.0f);
+    std::fill(stored.shift + at, stored.shift + at + block, 0.0f);
+    with_format(entry.value(), [&](auto f) {
+      read_scales(decltype(f)::value, head + part.value_meta, block, stored.gain + at, stored.shift + at);
+    });
+  }
+  const int start = span.low_block() * block - span.first();
+  const int end = std::min((to + W - 1) / W * W, (span.high_block() + 1) * block - span.first());
+  T* weight = reinterpret_cast<T*>(scratch.weight);
+  float offset[R];
+  for (int r = 0; r < R; ++r)
+    offset[r] = low[r] < high[r] ? soften_scaled(scratch.score[r], weight + r * kSpan, low[r], high[r], start, end, args,
+                                                 stored, tile.partial[r])
+                                 : 0.0f;
+  for (int b = span.low_block(); b <= span.high_block(); ++b) {
+    const Entry entry = span.entry(b);
+    const int at = b * block - span.first();
+    if (entry.value() == Format::kCompute)
+      weigh_range<T, R>(span, tile, weight, dim, low, high, at, std::min(at + block, to));
+    with_format(entry.value(), [&](auto f) {
+      stored_values<T, decltype(f)::value, R>(span, tile, weight + at, span.stored_values(b));
+    });
+  }
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < padded_dim(dim); i += W)
+      store(tile.partial[r].acc() + i, add(load(tile.partial[r].acc() + i), set1(offset[r])));
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo
