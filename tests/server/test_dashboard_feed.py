@@ -1,0 +1,312 @@
+"""`/cache` and its feed: what is sent is what is there, for those who may see it, and nothing is done for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo import AsyncEngine, SamplingParams
+from octavo.errors import Overloaded
+from octavo.server import feed as feeds
+from octavo.server.feed import WATCHERS, Feed, Ring
+from octavo.server.moment import look, whole
+from octavo.server.picture import CachePicture
+from octavo.server.witness import Witness
+from support.serving import Served, serving
+from support.sizes import sized
+
+Rows = dict[int, dict[str, Any]]
+SECRET = "the quick brown fox jumps over the lazy dog, twice and again"
+
+
+def params(max_tokens: int = 24, **options: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": max_tokens, "ignore_eos": True, "seed": 1, **options})
+
+
+def rows_of(message: dict[str, Any]) -> Rows:
+    """The blocks of a message by offset, with owners and readers in place."""
+    blocks, names = message["blocks"], list(message["blocks"])
+    rows = [dict(zip(names, values, strict=True)) for values in zip(*blocks.values(), strict=True)]
+    for row in rows:
+        row["owner"] = message["owners"][row["owner"]]
+        row["readers"] = [] if row["readers"] < 0 else message["readers"][row["readers"]]
+    return {row["offset"]: row for row in rows}
+
+
+class Watcher:
+    """What the page makes of the feed's messages."""
+
+    def __init__(self) -> None:
+        self.rows: Rows = {}
+        self.requests: dict[str, Any] = {}
+        self.events: list[Any] = []
+        self.ended: list[Any] = []
+        self.times: list[float] = []
+        self.now: dict[str, Any] = {}
+        self.messages = 0
+
+    def take(self, data: bytes) -> None:
+        name, payload = data.decode().strip().split("\n")
+        kind, message = name.removeprefix("event: "), json.loads(payload.removeprefix("data: "))
+        assert kind == ("change" if self.messages else "picture")
+        self.messages += 1
+        for offset in message.get("gone", []):
+            del self.rows[offset]
+        self.rows |= rows_of(message)
+        for name in message.get("left", []):
+            del self.requests[name]
+        self.requests |= {request["id"]: request for request in message["requests"]}
+        self.events += message["events"]
+        self.ended += message["ended"]
+        self.times += message["history"]["time"]
+        self.now = message["now"]
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    async def bounded() -> Any:
+        return await asyncio.wait_for(coroutine, 120)
+
+    return asyncio.run(bounded())
+
+
+async def generate(engine: AsyncEngine, prompt: str, count: int = 1, **options: Any) -> None:
+    async def one(i: int) -> None:
+        async for _ in engine.generate(
+            f"{prompt} {i % 3} {i}", params(**options), tenant="acme", label=f"talk {i % 2}"
+        ):
+            pass
+
+    await asyncio.gather(*(one(i) for i in range(count)))
+
+
+async def is_idle(engine: AsyncEngine) -> None:
+    while (await engine.stats()).running:
+        await asyncio.sleep(0.01)
+
+
+def test_changes_add_up_to_the_picture(tiny_engine: AsyncEngine) -> None:
+    rounds = sized(4, 40)
+
+    async def scenario() -> None:
+        feed, watcher = Feed(tiny_engine, Witness()), Watcher()
+        stream = feed.watch()
+        watcher.take(await anext(stream))
+        for i in range(rounds):
+            work = asyncio.create_task(
+                generate(tiny_engine, f"{SECRET} round {i}", 6, n=1 + i % 2, cache_ttl=60.0)
+            )
+            while not work.done():
+                watcher.take(await anext(stream))
+            await work
+            await is_idle(tiny_engine)
+        last = await feed.look()
+        while watcher.now["time"] < last.sample["time"]:
+            watcher.take(await anext(stream))
+        assert watcher.rows == rows_of(whole(last))
+        assert watcher.requests == last.requests == {}
+        assert watcher.times == sorted(set(watcher.times))
+        assert sum(event["blocks"] for event in watcher.events if event["kind"] == "stored") > 0
+        assert len({request["id"] for request in watcher.ended}) == len(watcher.ended)
+        await stream.aclose()
+
+    run(scenario())
+
+
+def test_a_slow_watcher_gets_merged_changes(tiny_engine: AsyncEngine) -> None:
+    async def scenario() -> None:
+        feed, quick, slow = Feed(tiny_engine, Witness()), Watcher(), Watcher()
+        streams = feed.watch(), feed.watch()
+        quick.take(await anext(streams[0]))
+        slow.take(await anext(streams[1]))
+        for i in range(3):
+            await generate(tiny_engine, f"slow {i} {SECRET}", 3)
+            quick.take(await anext(streams[0]))
+        quick.take(await anext(streams[0]))
+        slow.take(await anext(streams[1]))
+        slow.take(await anext(streams[1]))
+        assert slow.messages < quick.messages
+        last = await feed.look()
+        for stream, watcher in zip(streams, (quick, slow), strict=True):
+            while watcher.now["time"] < last.sample["time"]:
+                watcher.take(await anext(stream))
+            assert watcher.rows == rows_of(whole(last))
+            await stream.aclose()
+        assert slow.events == quick.events
+
+    run(scenario())
+
+
+def test_nothing_is_looked_at_for_nobody(tiny_engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(*args)
+
+    monkeypatch.setattr(feeds, "look", counted)
+    monkeypatch.setattr(feeds, "LONGEST_PERIOD_S", 0.01)
+
+    async def scenario() -> None:
+        feed, watcher = Feed(tiny_engine, Witness()), Watcher()
+        await generate(tiny_engine, "unseen", 2)
+        while len(feed._recent.samples.since(0)) < 3:
+            await asyncio.sleep(0.01)
+        assert looks == 0
+        stream = feed.watch()
+        watcher.take(await anext(stream))
+        assert len(watcher.times) > 3
+        assert any(event["kind"] == "stored" for event in watcher.events)
+        await stream.aclose()
+        seen = looks
+        await generate(tiny_engine, "unseen again", 2)
+        before = feed._recent.samples.count
+        while feed._recent.samples.count < before + 3:
+            await asyncio.sleep(0.01)
+        assert looks <= seen + 1
+
+    run(scenario())
+
+
+def test_only_so_many_watch(tiny_engine: AsyncEngine) -> None:
+    async def scenario() -> None:
+        feed = Feed(tiny_engine, Witness())
+        streams = [feed.watch() for _ in range(WATCHERS)]
+        for stream in streams:
+            await anext(stream)
+        with pytest.raises(Overloaded):
+            await anext(feed.watch())
+        await streams.pop().aclose()
+        streams.append(feed.watch())
+        await anext(streams[-1])
+        for stream in streams:
+            await stream.aclose()
+
+    run(scenario())
+
+
+def test_a_ring_tells_what_came_since() -> None:
+    ring = Ring(3)
+    ring.add(range(2))
+    assert (ring.since(0), ring.since(1), ring.since(2)) == ([0, 1], [1], [])
+    ring.add(range(2, 7))
+    assert (ring.count, ring.since(0), ring.since(5)) == (7, [4, 5, 6], [5, 6])
+
+
+def test_the_picture_is_what_its_schema_says(served: Served) -> None:
+    with served.client() as client:
+        body = {
+            "model": "tiny",
+            "prompt": SECRET,
+            "max_tokens": 8,
+            "prompt_cache_key": "mail",
+            "cache_salt": "pepper",
+        }
+        assert client.post("/v1/completions", json=body).status_code == 200
+        response = client.get("/cache")
+    assert response.headers["content-type"] == "application/json"
+    shown = CachePicture.model_validate_json(response.content)
+    stats = served.ask(lambda engine: engine.stats())
+    blocks = shown.blocks
+    assert {len(column) for _, column in blocks} == {sum(stats.blocks.values())}
+    assert blocks.offset == sorted(blocks.offset)
+    assert sum(state == "open" for state in blocks.state) == stats.blocks["open"]
+    sizes = [group.block_bytes for group in shown.groups]
+    assert sum(sizes[group] for group in blocks.group) + shown.now.bytes_free == shown.bytes_total
+    own = [i for i, owner in enumerate(blocks.owner) if shown.owners[owner].label == "mail"]
+    own.sort(key=lambda i: blocks.depth[i])
+    assert [blocks.depth[i] for i in own] == list(range(len(own)))
+    assert [blocks.parent[i] for i in own] == [-1, *[blocks.offset[i] for i in own[:-1]]]
+    assert shown.ended[-1].label == "mail"
+    assert shown.ended[-1].reason == "length"
+    assert shown.ended[-1].receipt["completion_tokens"] == 8
+    for secret in ("quick", "pepper", json.dumps(list(SECRET.encode()[:4]))[1:-1]):
+        assert secret not in response.text
+
+
+def test_running_requests_and_who_reads_what(served: Served) -> None:
+    started, leave = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        async for _ in served.engine.generate(SECRET, params(900), "held", tenant="acme", label="long talk"):
+            started.set()
+            if leave.is_set():
+                break
+
+    thread = threading.Thread(target=lambda: asyncio.run(hold()))
+    thread.start()
+    assert started.wait(60)
+    try:
+        with served.client() as client:
+            shown = CachePicture.model_validate_json(client.get("/cache").content)
+    finally:
+        leave.set()
+        thread.join(60)
+    [request] = [request for request in shown.requests if request.id == "held"]
+    assert (request.tenant, request.label, request.max_tokens) == ("acme", "long talk", 900)
+    assert [(choice.name, choice.status) for choice in request.choices] == [("held", "running")]
+    blocks = shown.blocks
+    readers = [[] if i < 0 else shown.readers[i] for i in blocks.readers]
+    read = [i for i, names in enumerate(readers) if "held" in names]
+    assert sorted(blocks.depth[i] for i in read) == list(range(len(read)))
+    assert sum(blocks.filled[i] for i in read) == request.choices[0].computed
+    assert shown.now.running >= 1
+
+
+@contextmanager
+def watching(client: httpx.Client, **options: Any) -> Iterator[Iterator[str]]:
+    with client.stream("GET", "/cache/feed", **options) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield response.iter_lines()
+
+
+def test_the_feed_over_http_ends_when_the_server_does(tiny_engine: AsyncEngine) -> None:
+    with serving(tiny_engine) as served, served.client() as client, watching(client) as lines:
+        assert next(lines) == "event: picture"
+        assert "blocks" in json.loads(next(lines).removeprefix("data: "))
+        served.state.draining = True
+        served.server.stop()
+        rest = list(lines)
+        assert "event: failed" not in rest
+
+
+def test_only_the_operator_sees_all_tenants(tiny_engine: AsyncEngine) -> None:
+    keys = {"key-a": "acme", "key-b": "lab"}
+    with serving(tiny_engine, api_keys=keys, admin_key="root") as served, served.client() as client:
+
+        def status(path: str, key: str | None) -> int:
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            with client.stream("GET", path, headers=headers) as response:
+                return response.status_code
+
+        for path in ("/cache", "/cache/feed"):
+            assert [status(path, key) for key in (None, "wrong", "key-a", "root")] == [401, 401, 403, 200]
+        assert status("/dashboard", None) == 200
+        assert status("/dashboard/app.js", None) == 200
+
+
+def test_parts_of_the_page(served: Served, get: Callable[..., httpx.Response]) -> None:
+    page = get("/dashboard")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "http" not in policy
+    assert get("/dashboard", headers={"if-none-match": page.headers["etag"]}).status_code == 304
+    assert get("/dashboard/map.js").headers["content-type"] == "text/javascript; charset=utf-8"
+    assert get("/dashboard/", follow_redirects=True).text == page.text
+    for name in ("none.js", "__init__.py", "..%2fpicture.py", "%2e%2e/picture.py", ".js"):
+        assert get(f"/dashboard/{name}").status_code == 404
+
+
+@pytest.fixture
+def get(served: Served) -> Iterator[Callable[..., httpx.Response]]:
+    with served.client() as client:
+        yield client.get
