@@ -52,13 +52,19 @@ def test_cold_diverged_and_tail():
 
 def test_namespaces_that_know_the_same_tokens():
     world = World(blocks=32)
-    world.generate(words(1, 14), 1, namespace=Namespace(tenant="a"))
-    world.generate(words(1, 6), 1, namespace=Namespace(tenant="b"))
-    b = Namespace(tenant="b")
-    assert miss_of(world, words(1, 14), namespace=Namespace(tenant="c")) == Miss("namespace", 0)
+    world.generate(words(1, 14), 1, namespace=Namespace(salt="a"))
+    world.generate(words(1, 6), 1, namespace=Namespace(salt="b"))
+    b = Namespace(salt="b")
+    assert miss_of(world, words(1, 14), namespace=Namespace(salt="c")) == Miss("namespace", 0)
     assert miss_of(world, words(1, 14), namespace=b) == Miss("namespace", 4)
     assert miss_of(world, [*words(1, 12), *words(2, 8)], namespace=b) == Miss("diverged", 12)
     assert miss_of(world, words(3, 14), namespace=b) == Miss("cold", 0)
+
+
+def test_what_another_tenant_has_asked_is_not_told():
+    world = World(blocks=32)
+    world.generate(words(1, 14), 1, namespace=Namespace(tenant="a"))
+    assert miss_of(world, words(1, 14), namespace=Namespace(tenant="b")) == Miss("cold", 0)
 
 
 def test_reclaimed_blocks_are_remembered():

@@ -215,8 +215,12 @@ class PrefixIndex:
         return depth
 
     def _known_elsewhere(self, lease: Lease, depth: int) -> bool:
-        """Whether another namespace holds the first `depth + 1` blocks; looks at a few namespaces only."""
-        others = [n for n in self._firsts.get(lease.keys[0], ()) if n != lease.namespace]
+        """Whether another namespace holds the first `depth + 1` blocks; looks at a few namespaces only.
+
+        Other tenants' are never looked at: neither the receipt nor its timing may tell what they have asked.
+        """
+        own = lease.namespace
+        others = [n for n in self._firsts.get(lease.keys[0], ()) if n != own and n.tenant == own.tenant]
         for namespace in others[:FOREIGN_NAMESPACES]:
             digests, digest = [], self._hasher.root(namespace)
             for key in lease.keys[: depth + 1]:

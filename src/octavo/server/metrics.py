@@ -72,11 +72,12 @@ class Reading:
 
     totals: EngineTotals
     stats: EngineStats
+    format: str
 
     @classmethod
     def of(cls, engine: Engine) -> Reading:
         """Taken in the engine's thread."""
-        return cls(engine.totals(), engine.stats())
+        return cls(engine.totals(), engine.stats(), engine.layout.format)
 
 
 class _ReadingCollector(Collector):
@@ -85,6 +86,7 @@ class _ReadingCollector(Collector):
     def __init__(self, reading: Reading, model: str) -> None:
         self._totals = reading.totals
         self._stats = reading.stats
+        self._formats = {reading.format: 0} | reading.stats.formats
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
@@ -139,10 +141,10 @@ class _ReadingCollector(Collector):
         yield self._gauges("kv_cache_bytes", "Bytes of the cache.", "state", states)
         yield self._gauge("kv_cache_pinned_bytes", "Bytes of pinned blocks.", s.bytes_pinned)
         yield self._gauges("kv_cache_blocks", "Blocks that hold something.", "state", s.blocks)
-        yield self._gauges("kv_cache_format_blocks", "Blocks that hold something.", "format", s.formats)
-        if len(s.formats) == 1:
-            formats = dict.fromkeys(s.formats, used)
-            yield self._gauges("kv_cache_format_bytes", "Bytes of these blocks.", "format", formats)
+        yield self._gauges("kv_cache_format_blocks", "Blocks that hold something.", "format", self._formats)
+        if len(self._formats) == 1:
+            sizes = dict.fromkeys(self._formats, used)
+            yield self._gauges("kv_cache_format_bytes", "Bytes of these blocks.", "format", sizes)
         yield self._counter("kv_cache_written_blocks", "Blocks that were filled.", t.written_blocks)
         yield self._counters(
             "kv_cache_reclaimed_blocks", "Cached blocks that were taken back.", "reason", t.reclaimed_blocks
