@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequest
 from octavo.server import generation, sse
 from octavo.server.generation import Job
 from octavo.server.logs import note_user
@@ -30,11 +29,6 @@ async def create(
 ) -> Response:
     """Answer a conversation, at once or as server-sent events."""
     model = state.check_model(body.model)
-    if len(body.messages) > state.config.max_messages:
-        raise InvalidRequest(
-            f"messages has {len(body.messages)} messages; at most {state.config.max_messages} work",
-            param="messages",
-        )
     note_user(body.user if body.user is not None else body.safety_identifier)
     conversation = Conversation(body, state.tokenizer)
     job = await _job(body, conversation, request, state)
