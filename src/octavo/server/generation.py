@@ -159,29 +159,42 @@ async def together(works: Sequence[Awaitable[T]]) -> list[T]:
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """The items of all `sources` as they come, each with the index of its source. An error ends all of them."""
+    """The items of all `sources`, none of them empty, as they come, each with the index of its source.
+
+    Nothing is given before all have begun, so that what refuses one of them comes before any item. An error ends all.
+    """
     items: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(
         1
     )  # a slow reader holds the sources
+    all_began = asyncio.Event()
 
     async def pump(index: int, source: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(source):
                 async for item in source:
                     await items.put((index, item))
+                    await all_began.wait()
         except Exception as error:
             await items.put(error)
         else:
             await items.put(None)
 
+    async def take() -> tuple[int, T] | None:
+        item = await items.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
     tasks = [asyncio.ensure_future(pump(*pair)) for pair in enumerate(sources)]
-    unfinished = len(tasks)
     try:
+        first = [await take() for _ in tasks]
+        all_began.set()
+        for item in first:
+            assert item is not None
+            yield item
+        unfinished = len(tasks)
         while unfinished:
-            item = await items.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
+            if (item := await take()) is None:
                 unfinished -= 1
             else:
                 yield item
