@@ -20,15 +20,14 @@ from octavo.server.anthropic.schemas import MessagesRequest, MessagesResponse, P
 from octavo.server.generation import Job
 from octavo.server.openai.calls import CallReader
 from octavo.server.openai.translate import Conversation
-from octavo.server.problems import AnthropicErrorBody, anthropic_body
+from octavo.server.problems import anthropic_body
 from octavo.server.state import ServerState, state_of
 
 router = APIRouter(tags=["anthropic"])
 State = Annotated[ServerState, Depends(state_of)]
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": AnthropicErrorBody} for status in (400, 401, 404, 408, 413, 415, 500, 503)
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 }
-_ANSWERS = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **_ERRORS}
 
 
 @router.post("/v1/messages", response_model=MessagesResponse, responses=_ANSWERS)
@@ -50,7 +49,7 @@ async def create(body: MessagesRequest, request: Request, state: State) -> Respo
     return Response(answer.whole(output).model_dump_json(), media_type="application/json")
 
 
-@router.post("/v1/messages/count_tokens", responses=_ERRORS)
+@router.post("/v1/messages/count_tokens")
 async def count_tokens(body: Prompt, request: Request, state: State) -> TokenCount:
     """The length of the prompt that a conversation makes."""
     state.check_model(body.model)
