@@ -18,6 +18,7 @@ import typer
 from octavo import __version__
 from octavo.bench.cli import app as bench
 from octavo.cli.options import with_flags, with_server_flags
+from octavo.cli.plan import plan
 from octavo.cli.show import notice, show_log
 from octavo.config import EngineConfig, Environment, ServerConfig
 from octavo.errors import InvalidRequest, OctavoError, error_body
@@ -36,6 +37,7 @@ app = typer.Typer(
 
 
 app.add_typer(bench)
+app.command()(plan)
 
 
 def _version(asked: bool) -> None:
