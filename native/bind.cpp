@@ -194,6 +194,12 @@ void bind_kernels(nb::module_& m) {
 
 void bind_formats(nb::module_& m) {
   m.def(
+      "stored_head_bytes",
+      [](int itemsize, int keys, int values, int block_size, int head_dim) {
+        return StoredHead(Format(keys), Format(values), block_size, head_dim, 8 * itemsize).bytes;
+      },
+      "itemsize"_a, "keys"_a, "values"_a, "block_size"_a, "head_dim"_a);
+  m.def(
       "seal",
       [](int dtype, uintptr_t arena, int64_t layer_offset, int block_size, int kv_heads, int head_dim,
          nb::ndarray<const int64_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu> from_to) {

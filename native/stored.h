@@ -21,33 +21,6 @@ namespace OCTAVO_ISA {
 
 constexpr int kStoredPanel = 16;  // positions of a panel of keys
 
-inline int bits_of(Format f, int compute_bits) {
-  switch (f) {
-    case Format::kFp8:
-    case Format::kInt8: return 8;
-    case Format::kInt4: return 4;
-    case Format::kInt2: return 2;
-    default: return compute_bits;
-  }
-}
-
-// Byte offsets inside one head of a block.
-struct StoredHead {
-  int64_t value_codes, key_meta, value_meta, bytes;
-
-  StoredHead(Format key, Format value, int block, int dim, int compute_bits) {
-    const auto codes = [&](Format f) { return int64_t(block) * dim * bits_of(f, compute_bits) / 8; };
-    const auto meta = [](Format f, int scales) -> int64_t {
-      return f == Format::kCompute ? 0 : f == Format::kFp8 ? sizeof(float) : 4 * int64_t(scales);
-    };
-    value_codes = codes(key);
-    key_meta = value_codes + codes(value);
-    value_meta = key_meta + meta(key, dim);
-    bytes = value_meta + meta(value, block);
-    if (key != Format::kCompute || value != Format::kCompute) bytes = (bytes + 63) / 64 * 64;
-  }
-};
-
 // The head of a block that an entry names.
 template <class T>
 inline char* head_at(const CacheView& c, const Entry& entry, int head) {

@@ -78,6 +78,7 @@ def make_plan(
     window: int,
     kv_heads: int,
 ) -> AttentionPlan: ...
+def stored_head_bytes(itemsize: int, keys: int, values: int, block_size: int, head_dim: int) -> int: ...
 def seal(
     dtype: int,
     arena: int,

@@ -325,6 +325,12 @@ def entry(offset: int, keys: str, values: str) -> int:
     return offset | FORMAT_CODES[keys] << 56 | FORMAT_CODES[values] << 59
 
 
+def stored_head_bytes(dtype: torch.dtype, keys: str, values: str, block_size: int, head_dim: int) -> int:
+    """Bytes of one KV head of one layer in a block of these formats, as the kernels count them."""
+    codes = FORMAT_CODES[keys], FORMAT_CODES[values]
+    return _native.stored_head_bytes(dtype.itemsize, *codes, block_size, head_dim)
+
+
 def seal(dtype: torch.dtype, cache: LayerCache, from_to: npt.NDArray[np.int64]) -> None:
     """Writes one layer of blocks in other formats: `from_to [blocks, 2]` are entries of source and target."""
     _native.seal(_DTYPES[dtype], *_place(cache), from_to)
