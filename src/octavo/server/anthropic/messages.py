@@ -11,7 +11,8 @@ import orjson
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from octavo.errors import OctavoError
+from octavo.errors import InvalidRequest, OctavoError
+from octavo.params import SamplingParams
 from octavo.server import generation, sse
 from octavo.server.anthropic import translate
 from octavo.server.anthropic.answer import Answer
@@ -62,7 +63,7 @@ async def _job(
     body: MessagesRequest, conversation: Conversation, request: Request, state: ServerState
 ) -> Job:
     tenant: str = request.state.tenant
-    params = conversation.params()
+    params = _params(conversation)
     text, token_ids = await _encode(state, conversation, (tenant, body.cache_salt))
     ttl = translate.keep_for(body)
     if ttl is not None and (kept := await _marked_tokens(state, body, text, token_ids)):
@@ -75,6 +76,17 @@ async def _job(
         label=None if body.metadata is None else body.metadata.user_id,
         chat_text=text,
     )
+
+
+def _params(conversation: Conversation) -> SamplingParams:
+    try:
+        return conversation.params()
+    except InvalidRequest as error:  # in the words of chat requests
+        message, param = (
+            text and text.replace(".function.parameters", ".input_schema")
+            for text in (error.message, error.param)
+        )
+        raise InvalidRequest(message or "", param=param) from error
 
 
 async def _encode(
