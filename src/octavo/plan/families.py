@@ -113,7 +113,12 @@ class Family:
 
 _QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _MLA = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-_GEMMA = {"head_dim": 256, "sliding_window": 4096, "tie_word_embeddings": True}
+_GEMMA = {
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+}
 _GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208}
 _DEEPSEEK = Family(
     required=(*_MLA, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"),
@@ -142,7 +147,10 @@ FAMILIES: dict[str, Family] = {
         experts=("num_experts", "moe_intermediate_size"),
     ),
     "gemma2": Family(
-        {**_GEMMA, "num_key_value_heads": 4}, layer_types=_every(2), norms=4, biases=_as_configured
+        {**_GEMMA, "num_key_value_heads": 4, "attn_logit_softcapping": 50.0},
+        layer_types=_every(2),
+        norms=4,
+        biases=_as_configured,
     ),
     "gemma3_text": Family(
         {**_GEMMA, **_GEMMA3, "max_position_embeddings": 131_072},
