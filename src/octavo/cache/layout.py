@@ -50,7 +50,7 @@ class LayerGroup:
 class CacheLayout:
     """How the K and V of one model lie in blocks. Sizes are bytes, lengths are tokens.
 
-    `format` is that of sealed blocks, `compute` that of open ones where it differs.
+    `format` is that of sealed blocks, `compute` that of open ones: the same where `format` is a compute type itself.
     """
 
     groups: tuple[LayerGroup, ...]
@@ -62,14 +62,15 @@ class CacheLayout:
         if self.format not in FORMATS:
             known = ", ".join(FORMATS)
             raise ConfigError(f"format={self.format!r} is not one of {known}", param="kv_cache_dtype")
+        if FORMATS[self.format].is_compute:
+            object.__setattr__(self, "compute", self.format)
         if not self.groups:
             raise ConfigError("groups=() must hold at least one layer group", param="groups")
 
     @property
     def open_format(self) -> Format:
         """How open blocks are stored."""
-        own = FORMATS[self.format]
-        return own if own.is_compute else FORMATS[self.compute]
+        return FORMATS[self.compute]
 
     @property
     def item_bytes(self) -> int:
