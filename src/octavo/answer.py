@@ -70,6 +70,8 @@ class Answer:
             return self._end("stop", self._stop.matched)
         if is_end or is_stop:
             return self._end("stop", token if is_stop else None)
+        if self.choice.complete and self.choice.new_tokens >= params.min_tokens:
+            return self._end("stop", None)
         if self._is_full():
             return self._end("length", None)
         return None

@@ -12,6 +12,7 @@ from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout
 from octavo.config import EngineConfig
 from octavo.errors import InvalidRequest, OctavoError, show
+from octavo.grammar import Grammars
 from octavo.live import LiveRequest
 from octavo.model.load import LoadedModel
 from octavo.model.runner import Runner
@@ -35,6 +36,7 @@ class Door:
         layout: CacheLayout,
         runner: Runner,
         scheduler: Scheduler,
+        grammars: Grammars,
     ) -> None:
         self.refused = 0
         self._config = config
@@ -43,6 +45,7 @@ class Door:
         self._layout = layout
         self._runner = runner
         self._scheduler = scheduler
+        self._grammars = grammars
         # K and V follow from the weights and from the type they are computed in.
         self._model_key = f"{loaded.digest}:{layout.format}"
         self._arrivals = 0
@@ -61,6 +64,8 @@ class Door:
             live.bad_words = tuple(
                 word for word in words if max(word) < self._vocab_size
             )  # others cannot come
+            if params.structured_outputs is not None:
+                live.grammar = self._grammars.compile(params.structured_outputs)
             return live
         except OctavoError:
             self.refused += 1

@@ -22,6 +22,7 @@ from octavo.config import EngineConfig, Environment, format_bytes
 from octavo.detokenize import find_fallback_byte
 from octavo.door import Door, Prompt
 from octavo.errors import OctavoError
+from octavo.grammar import Grammars
 from octavo.interrupt import uninterrupted
 from octavo.kernels import native
 from octavo.live import LiveRequest
@@ -120,8 +121,9 @@ class Engine:
                 format_bytes(budget),
                 self.scheduler.limit,
             )
-        self.door = Door(config, self.loaded, self.layout, self.runner, self.scheduler)
         self._eos = frozenset(i for i in self.tokenizer.eos_token_ids if i < self.loaded.spec.vocab_size)
+        grammars = Grammars(self.tokenizer, self.loaded.spec.vocab_size, self._eos)
+        self.door = Door(config, self.loaded, self.layout, self.runner, self.scheduler, grammars)
         self._sampler = Sampler(sorted(self._eos))
         backend = None if self.tokenizer.hf is None else self.tokenizer.hf.backend_tokenizer
         self._decoder = None if backend is None else self.tokenizer
@@ -266,7 +268,8 @@ class Engine:
         for index in range(request.n):
             # Answer 0 reads the sequence's own list; the others get theirs when the sequence is forked.
             token_ids = chunk.sequence.token_ids if index == 0 else list(chunk.sequence.token_ids)
-            choice = Choice(params, token_ids, prompt_len, request.seed, index, live.bad_words)
+            progress = None if live.grammar is None else live.grammar.begin()
+            choice = Choice(params, token_ids, prompt_len, request.seed, index, live.bad_words, progress)
             live.answers.append(self._answer(choice, self.scheduler.limit_of(request)))
         return [answer.choice for answer in live.answers]
 

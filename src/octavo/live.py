@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.answer import Answer
 from octavo.errors import OctavoError
+from octavo.grammar import Grammar
 from octavo.outputs import PromptLogprobs, RequestOutput
 from octavo.params import SamplingParams
 from octavo.schedule.request import Request
@@ -19,6 +20,7 @@ class LiveRequest:
         self.params = params
         self.answers: list[Answer] = []
         self.bad_words: tuple[tuple[int, ...], ...] = ()
+        self.grammar: Grammar | None = None
         self.error: OctavoError | None = None
         self.arrived = arrived
         self.first_token: float | None = None

@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from typing import NoReturn
 
 from octavo.errors import InvalidRequest, show
+from octavo.structured import StructuredOutputs as StructuredOutputs
 
 MAX_CHOICES = 1024
 
@@ -37,6 +38,7 @@ class SamplingParams:
     | presence_penalty, frequency_penalty | over the answer: subtracted once, and once per occurrence |
     | logit_bias | token id → what is added to its logit |
     | logprobs, prompt_logprobs | how many alternatives to report per token; -1 is the whole vocabulary |
+    | structured_outputs | the form the answer must have (`StructuredOutputs`); it ends when the form is complete |
     | skip_special_tokens | leave special tokens out of the text |
     | priority | a smaller number is more important |
     | cache_salt | requests share cached blocks only under the same salt; None is none, `""` is one |
@@ -66,6 +68,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str | None = None
@@ -266,6 +269,12 @@ def _context_policy(name: str, value: object) -> str | None:
     _refuse(name, value, 'None or "window"', None)
 
 
+def _structured(name: str, value: object) -> StructuredOutputs | None:
+    if value is not None and not isinstance(value, StructuredOutputs):
+        _refuse(name, value, "a StructuredOutputs, or None", None)
+    return value
+
+
 _CHECKS: dict[str, Check] = {
     "n": _whole(1, MAX_CHOICES),
     "temperature": _real(0),
@@ -288,6 +297,7 @@ _CHECKS: dict[str, Check] = {
     "logit_bias": _logit_bias,
     "logprobs": _whole(-1, optional=True),
     "prompt_logprobs": _whole(-1, optional=True),
+    "structured_outputs": _structured,
     "skip_special_tokens": _flag,
     "priority": _whole(-(2**63), 2**63 - 1),
     "cache_salt": _text,

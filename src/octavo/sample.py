@@ -16,6 +16,7 @@ import torch  # noqa: F401  before the native module, so that both use one OpenM
 from numpy.typing import NDArray
 
 from octavo.errors import InvalidRequest, OctavoError
+from octavo.grammar import Progress
 from octavo.kernels import _native
 from octavo.params import SamplingParams
 
@@ -30,7 +31,8 @@ class Choice:
     """What sampling needs to know about one sequence.
 
     `token_ids` is the sequence's own growing list, the prompt first; `index` says which of the `n` answers it
-    is. `bad_words` are the token sequences that `bad_word_ids` makes of `params.bad_words`.
+    is. `bad_words` are the token sequences that `bad_word_ids` makes of `params.bad_words`, `progress` is how far the
+    answer has come in `params.structured_outputs`.
     """
 
     params: SamplingParams
@@ -39,6 +41,7 @@ class Choice:
     seed: int
     index: int = 0
     bad_words: Sequence[tuple[int, ...]] = ()
+    progress: Progress | None = None
     _counts: Counter[int] = field(default_factory=Counter, init=False, repr=False)
     _counted: int = field(default=0, init=False, repr=False)
     _seen: NDArray[np.bool_] | None = field(default=None, init=False, repr=False)
@@ -47,6 +50,16 @@ class Choice:
     @property
     def new_tokens(self) -> int:
         return len(self.token_ids) - self.prompt_len
+
+    @property
+    def answer(self) -> list[int]:
+        """The generated tokens (a copy)."""
+        return self.token_ids[self.prompt_len :]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer has the form it was asked to have, and nothing may follow."""
+        return self.progress is not None and self.progress.complete(self.answer)
 
     @property
     def position(self) -> int:
@@ -102,7 +115,9 @@ class Sampler:
         tokens = self._draw(logits, choices)
         sound = [i for i, token in enumerate(tokens) if token >= 0]
         described = _describe(logits, sound, tokens[sound], [choices[i].params.logprobs for i in sound])
-        results: list[Sampled | OctavoError] = [_broken(int(token)) for token in tokens]
+        results: list[Sampled | OctavoError] = [
+            _broken(int(token), choice) for token, choice in zip(tokens, choices, strict=True)
+        ]
         for i, entries in zip(sound, described, strict=True):
             token_id, logprob, _ = entries[0]
             asked = choices[i].params.logprobs is not None
@@ -128,6 +143,7 @@ class Sampler:
         params = choice.params
         return (
             params.allowed_token_ids is not None
+            or choice.progress is not None
             or bool(choice.bad_words)
             or self._end_is_masked(choice)
             or bool(params.logit_bias)
@@ -139,6 +155,10 @@ class Sampler:
     def _process(self, row: Logits, choice: Choice) -> None:
         """Masks, bias and penalties, in vLLM's order, on one row [V] in place."""
         params = choice.params
+        if choice.progress is not None:
+            row[~choice.progress.allowed(choice.answer)] = -np.inf
+            if params.ignore_eos:  # what follows is still part of the form, as long as anything can
+                row[list(self._eos_token_ids)] = -np.inf
         if choice.allowed is not None:
             kept = row[choice.allowed]
             row.fill(-np.inf)
@@ -186,12 +206,17 @@ def _draw_rows(logits: Logits, rows: Sequence[int], choices: Sequence[Choice]) -
     return tokens
 
 
-def _broken(code: int) -> OctavoError:
+def _broken(code: int, choice: Choice) -> OctavoError:
+    if choice.progress is not None and choice.progress.error is not None:
+        return choice.progress.error
     if code == _ALL_MASKED:
+        fields = ["allowed_token_ids", "bad_words", "logit_bias", "min_tokens"]
+        if choice.progress is not None:
+            fields.insert(0, "structured_outputs")
         return InvalidRequest(
-            "allowed_token_ids, bad_words, logit_bias and min_tokens together leave no token to choose; "
+            f"{', '.join(fields[:-1])} and {fields[-1]} together leave no token to choose; "
             "allow at least one more token",
-            param="allowed_token_ids",
+            param=fields[0],
         )
     return OctavoError("the model's logits hold a NaN or +inf for this request")
 

@@ -32,6 +32,7 @@ BAD_VALUES = {
     "logit_bias": [{1: 101}, {1: math.nan}, {-1: 1.0}, {"1": 1.0}, {1.0: 1.0}, {1: None}, [1], {True: 1.0}],
     "logprobs": [-2, 1.5, True, "5"],
     "prompt_logprobs": [-2, 0.0, False],
+    "structured_outputs": [{"regex": "a"}, "a", True, 1],
     "skip_special_tokens": [1, None],
     "priority": [1.5, None, True, 2**63],
     "cache_salt": [1, b"salt", True, "\ud834"],
