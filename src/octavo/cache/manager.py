@@ -282,7 +282,7 @@ class CacheManager:
         kind, reason = (
             ("pinned", "cache_ttl") if outcome.refused is None else ("pin_refused", outcome.refused)
         )
-        self.log.add(Event(self.clock(), kind, reason, request_id, tokens=tokens))
+        self.log.add(Event(self.clock(), kind, reason, request_id, tokens=tokens, owner=lease.owner))
         return outcome
 
     def expire(self) -> None:

@@ -404,7 +404,8 @@ class Scheduler:
 
     def _note(self, kind: str, reason: str, sequence: Sequence) -> None:
         now, name = self.cache.clock(), sequence.request.request_id
-        self.cache.log.add(Event(now, kind, reason, name, sequence.index, tokens=len(sequence.token_ids)))
+        tokens, owner = len(sequence.token_ids), sequence.lease.owner
+        self.cache.log.add(Event(now, kind, reason, name, sequence.index, tokens=tokens, owner=owner))
 
 
 def _chunk(sequence: Sequence, count: int) -> Chunk:
