@@ -196,7 +196,7 @@ def _merged(events: Iterable[Event]) -> list[Json]:
     """Events of blocks with the same reason and owner as one, with a count."""
     merged: dict[Hashable, Json] = {}
     for number, event in enumerate(events):
-        about_block = event.owner is not None
+        about_block = bool(event.digest)
         key = (event.kind, event.reason, event.owner) if about_block else number
         known = merged.get(key)
         if known is None:

@@ -60,7 +60,7 @@ export class Glance {
     const shares = new Map();
     for (const row of this.store.rows.values()) {
       if (row.uses < 2) continue;
-      const name = whose(row.owner?.label ? row.owner : { ...row.owner, request_id: "unnamed requests" });
+      const name = whose({ ...row.owner, label: row.owner?.label || "unlabelled requests" });
       const known = shares.get(name) ?? { name, readers: 0, uses: 0 };
       known.readers = Math.max(known.readers, row.refs);
       known.uses = Math.max(known.uses, row.uses);

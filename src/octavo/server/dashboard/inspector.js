@@ -1,7 +1,7 @@
 // What is known of one block, in words.
 
 import { $, h } from "./dom.js";
-import { ago, bytes, count, duration, many, time, whose } from "./format.js";
+import { ago, bytes, count, duration, many, short, time, whose } from "./format.js";
 import { describe } from "./grid.js";
 import { stateOf } from "./palette.js";
 
@@ -56,7 +56,7 @@ export class Inspector {
     const lines = [
       ["Computed for", h("span", {}, this.#swatch(row), row.owner?.label ?? "no label")],
       ["Tenant", row.owner?.tenant || "none"],
-      ["Request", row.owner?.request_id ?? "unknown"],
+      ["Request", short(row.owner?.request_id ?? "unknown")],
       ["Read by", this.#readers(row)],
       ["Holds", `tokens ${count(first)} to ${count(first + row.filled - 1)}${row.filled < size ? `, room for ${size - row.filled} more` : ""}`],
       ["Used", `${many(row.uses, "time")}, ${row.used_at === null ? "in use now" : ago(store.now.time - row.used_at)}`],
@@ -82,7 +82,7 @@ export class Inspector {
   #readers({ readers }) {
     if (!readers.length) return "nobody now";
     const more = readers.length - MOST_READERS;
-    return readers.slice(0, MOST_READERS).join(", ") + (more > 0 ? ` and ${more} more` : "");
+    return readers.slice(0, MOST_READERS).map(short).join(", ") + (more > 0 ? ` and ${more} more` : "");
   }
 
   #link(offset, otherwise, others = 1) {

@@ -51,20 +51,21 @@ export class Log {
   }
 }
 
-function sentence({ kind, reason, owner, blocks, tokens, request_id: name }) {
+function sentence({ kind, reason, owner, blocks, tokens }) {
+  const who = whose(owner);
   switch (kind) {
     case "reclaimed":
-      return `${many(blocks, "block")} of ${whose(owner)}, ${WHY[reason] ?? reason}`;
+      return `${many(blocks, "block")} of ${who}, ${WHY[reason] ?? reason}`;
     case "stored":
-      return `${many(blocks, "full block")} for ${whose(owner)}, to be found again`;
+      return `${many(blocks, "full block")} for ${who}, to be found again`;
     case "preempted":
-      return `${name} at ${many(tokens, "token")}: ${reason === "pressure" ? "there was no block left. It goes on later, with the same answer" : reason}`;
+      return `${who} at ${many(tokens, "token")}: ${reason === "pressure" ? "there was no block left. It goes on later, with the same answer" : reason}`;
     case "resumed":
-      return `${name} at ${many(tokens, "token")}: there is room again`;
+      return `${who} at ${many(tokens, "token")}: there is room again`;
     case "pinned":
-      return `the first ${count(tokens)} tokens of ${name}`;
+      return `the first ${count(tokens)} tokens of ${who}`;
     default:
-      return `${name}: ${reason}`;
+      return `${who}: ${reason}`;
   }
 }
 

@@ -50,15 +50,16 @@ export class ArenaMap extends EventTarget {
     this.slabs = this.#slabsKey();
     this.chosen = offset === undefined ? -1 : this.grid.indexOf(offset);
     this.hovered = -1;
-    const scale = devicePixelRatio || 1;
+    this.scale = devicePixelRatio || 1;
+    this.gap = Math.max(1, Math.round(this.grid.gap * this.scale));
     for (const canvas of [this.cells, this.marks]) {
       const [width, height] = [this.grid.width + 2 * MARGIN, this.grid.height + 2 * MARGIN];
-      canvas.width = Math.round(width * scale);
-      canvas.height = Math.round(height * scale);
+      canvas.width = Math.round(width * this.scale);
+      canvas.height = Math.round(height * this.scale);
       canvas.style.width = `${width}px`;
       canvas.style.height = `${height}px`;
-      canvas.getContext("2d").setTransform(scale, 0, 0, scale, scale * MARGIN, scale * MARGIN);
     }
+    this.marks.getContext("2d").setTransform(this.scale, 0, 0, this.scale, this.scale * MARGIN, this.scale * MARGIN);
     this.frame.style.height = `${this.grid.height}px`;
     this.repaint();
   }
@@ -71,10 +72,10 @@ export class ArenaMap extends EventTarget {
     this.accents = { choice: colour("--ink"), paper: colour("--card"), lost: colour("--lost") };
     this.drawn = new Array(this.grid.cells.length);
     const context = this.cells.getContext("2d");
-    this.#clear(context);
+    context.clearRect(0, 0, this.cells.width, this.cells.height);
     context.fillStyle = colour("--muted");
-    context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
-    for (const title of this.grid.titles) context.fillText(title.text, 0, title.y);
+    context.font = `${12 * this.scale}px ${getComputedStyle(document.body).fontFamily}`;
+    for (const { text, y } of this.grid.titles) context.fillText(text, MARGIN * this.scale, (y + MARGIN) * this.scale);
     this.#drawAll();
     this.#mark();
   }
@@ -89,10 +90,6 @@ export class ArenaMap extends EventTarget {
   choose(offset, kept = true) {
     const i = this.grid?.indexOf(offset) ?? -1;
     if (i >= 0) this.#choose(i, kept, true);
-  }
-
-  #clear(context) {
-    context.clearRect(-MARGIN, -MARGIN, this.grid.width + 2 * MARGIN, this.grid.height + 2 * MARGIN);
   }
 
   #outgrown() {
@@ -124,25 +121,42 @@ export class ArenaMap extends EventTarget {
     this.drawn[i] = look;
     if (!(key in this.ink)) this.ink[key] = colour(this.palette.classes().find((c) => c.key === key).property);
     const context = this.cells.getContext("2d");
-    const { size, gap } = this.grid;
-    const side = size - gap;
-    context.clearRect(cell.x, cell.y, size, size);
+    const { x, y, width, height } = this.#pixels(cell);
+    context.clearRect(x, y, width, height);
+    const [w, h] = [width - this.gap, height - this.gap];
     context.fillStyle = this.ink[FREE];
-    if (key === FREE || part < 1) box(context, cell.x, cell.y, side, side, size);
+    if (key === FREE || part < 1) this.#box(context, x, y, w, h);
     context.fillStyle = this.ink[key];
     if (key !== FREE) {
-      const tall = Math.max(1, Math.round(side * part));
-      box(context, cell.x, cell.y + side - tall, side, tall, size);
+      const tall = Math.max(1, Math.round(h * part));
+      this.#box(context, x, y + h - tall, w, tall);
     }
-    if (notch && size >= 6) {
+    if (notch && this.grid.size >= 6) {
       context.fillStyle = this.accents.paper;
-      const n = Math.round(side / 2.2);
+      const n = Math.round(w / 2.2);
       context.beginPath();
-      context.moveTo(cell.x + side - n, cell.y);
-      context.lineTo(cell.x + side, cell.y);
-      context.lineTo(cell.x + side, cell.y + n);
+      context.moveTo(x + w - n, y);
+      context.lineTo(x + w, y);
+      context.lineTo(x + w, y + n);
       context.fill();
     }
+  }
+
+  // Where a cell lies on the canvas of cells, in whole device pixels, so that nothing of it is left when it changes.
+  #pixels({ x, y }) {
+    const at = (v) => Math.round((v + MARGIN) * this.scale);
+    const { size } = this.grid;
+    return { x: at(x), y: at(y), width: at(x + size) - at(x), height: at(y + size) - at(y) };
+  }
+
+  #box(context, x, y, width, height) {
+    if (this.grid.size < 9) {
+      context.fillRect(x, y, width, height);
+      return;
+    }
+    context.beginPath();
+    context.roundRect(x, y, width, height, Math.min(2.5 * this.scale, height / 2));
+    context.fill();
   }
 
   // What was thrown away shows for a moment.
@@ -168,7 +182,7 @@ export class ArenaMap extends EventTarget {
   #mark() {
     if (!this.grid) return;
     const context = this.marks.getContext("2d");
-    this.#clear(context);
+    context.clearRect(-MARGIN, -MARGIN, this.grid.width + 2 * MARGIN, this.grid.height + 2 * MARGIN);
     if (this.lit) this.#dim(context);
     this.#drawFlashes(context);
     const shown = this.hovered >= 0 ? this.hovered : this.chosen;
@@ -279,14 +293,4 @@ export class ArenaMap extends EventTarget {
     event.preventDefault();
     if (to !== null) this.#choose(to, true, true);
   }
-}
-
-function box(context, x, y, width, height, size) {
-  if (size < 9) {
-    context.fillRect(x, y, width, height);
-    return;
-  }
-  context.beginPath();
-  context.roundRect(x, y, width, height, Math.min(2.5, height / 2));
-  context.fill();
 }

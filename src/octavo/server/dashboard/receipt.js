@@ -11,13 +11,13 @@ export const PARTS = [
 ];
 
 const REASONS = {
-  disabled: "reuse was off",
-  namespace: "only another tenant or salt has more of it",
-  exactness: "what follows is not exact",
-  reclaimed: "what follows was thrown away",
-  diverged: "nobody has sent it on like this",
-  tail: "only the unfinished last block is missing",
-  cold: "nobody has sent it before",
+  disabled: () => "reuse was off",
+  namespace: (at) => `from token ${at} on only others have it, and it is not shared with them`,
+  exactness: (at) => `what is there from token ${at} on is not exact`,
+  reclaimed: (at) => `thrown away from token ${at} on`,
+  diverged: (at) => `new from token ${at} on`,
+  tail: () => "only the last, unfinished block was missing",
+  cold: () => "nothing of it was known",
 };
 
 export function legend() {
@@ -61,12 +61,12 @@ export function words(receipt) {
 export function why(receipt) {
   const { miss } = receipt;
   if (!miss || miss.at_token === null) return "";
-  return `From token ${count(miss.at_token)} on: ${REASONS[miss.reason] ?? miss.reason}.`;
+  return REASONS[miss.reason]?.(count(miss.at_token)) ?? `${miss.reason} from token ${count(miss.at_token)} on`;
 }
 
 export function pins({ pinned }) {
   if (!pinned) return "";
-  return pinned.refused ? `Not pinned: ${pinned.refused}.` : `${many(pinned.blocks, "block")} pinned for ${count(pinned.ttl_s)} s.`;
+  return pinned.refused ? `not pinned: ${pinned.refused}` : `${many(pinned.blocks, "block")} pinned for ${count(pinned.ttl_s)} s`;
 }
 
 export function write(element, receipt) {

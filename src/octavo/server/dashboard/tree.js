@@ -3,7 +3,7 @@
 
 import { arrange, chainsOf } from "./chains.js";
 import { $, h, keyed, setAttribute, setText } from "./dom.js";
-import { ago, count, many, whose } from "./format.js";
+import { ago, count, many, short, whose } from "./format.js";
 
 const LINES = 26;
 const LINES_NARROW = 16;
@@ -103,7 +103,7 @@ export class Tree {
 
   #reader(name) {
     const request = this.store.requests.get(name) ?? this.store.requests.get(name.replace(/#\d+$/, ""));
-    return request ? whose({ ...request, request_id: name }) : name;
+    return request ? whose({ ...request, request_id: name }) : short(name);
   }
 
   #spoken({ chain, more }) {
