@@ -62,17 +62,18 @@ def serving(engine: AsyncEngine, **options: Any) -> Iterator[Served]:
     config = ServerConfig(**{"served_model_names": ("tiny",), **options})
     app = create_app(engine, config)
     listener = bind("127.0.0.1", 0)
-    server = Server(app, config)
+    state: ServerState = app.state.octavo
+    server = Server(app, config, stopping=state.drain, aborting=state.abort_all)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), name="server")
     thread.start()
     try:
-        yield Served("127.0.0.1", listener.getsockname()[1], engine, server, app.state.octavo)
+        yield Served("127.0.0.1", listener.getsockname()[1], engine, server, state)
     finally:
         server.stop()
         server.stop()
         thread.join(60)
         assert not thread.is_alive()
-        app.state.octavo.close()
+        state.close()
         engine.ask(lambda engine: engine.check()).result(60)
 
 

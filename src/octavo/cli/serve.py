@@ -38,7 +38,7 @@ def run_server(engine_config: EngineConfig, config: ServerConfig) -> bool:
         try:
             app = create_app(engine, config)
             state: ServerState = app.state.octavo
-            server = Server(app, config, stopping=lambda: _drain(state))
+            server = Server(app, config, stopping=lambda: _drain(state), aborting=state.abort_all)
             _announce(state, listener)
             try:
                 asyncio.run(_serve(server, app, listener))
@@ -55,7 +55,7 @@ async def _serve(server: Server, app: FastAPI, listener: socket.socket) -> None:
 
 
 def _drain(state: ServerState) -> None:
-    state.draining = True
+    state.drain()
     logger.info("Finishing the requests that run; once more ends them.")
 
 

@@ -70,7 +70,7 @@ class Bodies:
             media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if media_type != b"application/json":
                 raise UnsupportedMediaType("a body needs the header `Content-Type: application/json`")
-            check_json(body)
+            self._check_messages(check_json(body))
         return body
 
     async def _collect(self, receive: Receive, hold: _Hold) -> bytes:
@@ -88,6 +88,16 @@ class Bodies:
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+    def _check_messages(self, value: Any) -> None:
+        """A conversation is counted before every message of it is looked at."""
+        messages, most = value.get("messages") if isinstance(value, dict) else None, self._config.max_messages
+        if isinstance(messages, list) and len(messages) > most:
+            raise InvalidRequest(
+                f"messages has {len(messages)} messages and may have {most}; leave {len(messages) - most} out, or "
+                "start with a larger --max-messages",
+                param="messages",
+            )
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(
@@ -143,8 +153,8 @@ class _Disconnected(Exception):
     pass
 
 
-def check_json(body: bytes) -> None:
-    """Raise `InvalidRequest` unless `body` is JSON that any parser can read."""
+def check_json(body: bytes) -> Any:
+    """The value of `body`. Raises `InvalidRequest` unless it is JSON that any parser can read."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -153,7 +163,7 @@ def check_json(body: bytes) -> None:
     for _ in range(MAX_DEPTH):
         level = _inside(level)
         if not level:
-            return
+            return value
     raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
 
 

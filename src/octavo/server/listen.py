@@ -26,6 +26,8 @@ from octavo.errors import ConfigError, OctavoError, error_body
 MAX_HEAD = 64 * 1024
 """Bytes of a request line and its headers."""
 BACKLOG = 2048
+GRACE_S = 3.0
+"""How long requests that were ended have to say so to their clients."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -55,7 +57,7 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Serves `app` until it is told to stop; requests that run are then finished, new ones refused.
 
-    `stopping` is called when the first signal comes, `aborting` when the second one does.
+    `stopping` is called when the first signal comes, `aborting`, which must end the requests, when the second one does.
     """
 
     def __init__(
@@ -82,21 +84,27 @@ class Server(uvicorn.Server):
         )
         self._stopping = stopping
         self._aborting = aborting
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.aborted = False
 
     def stop(self) -> None:
-        """Finish what runs and end; the second time, end now. From any thread."""
+        """Finish what runs and end; the second time, end what runs. From any thread."""
         if self.should_exit:
-            self.aborted = self.force_exit = True
+            self.aborted = True
             self._aborting()
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_S, self._force)
         else:
             self.should_exit = True
             self._stopping()
 
+    def _force(self) -> None:
+        self.force_exit = True
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Signals stop the server and are not raised again after it: to be told to end is no failure."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT)
         with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread
             for number in signals:
@@ -116,8 +124,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._head = 0  # bytes of a head that is not complete yet
-        self._in_head = True
+        self._head: int | None = 0  # bytes of a head that is not complete yet; None while a body is read
+        self._begun = False
         self._clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -134,25 +142,26 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._in_head:
+        if self._head is not None:
             self._head += len(data)
         super().data_received(data)
-        if self._in_head and self._head > MAX_HEAD and not self.transport.is_closing():
+        if self._head is not None and self._head > MAX_HEAD:
             self._turn_away(431, f"the headers are longer than {MAX_HEAD} bytes")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head = True, 0
+        self._begun = True
         self._start_clock()
         # Closing waits until all is sent; to a client that reads nothing it never is.
         self.scope["extensions"] = {"octavo.abort": self.transport.abort}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._head, self._begun = None, False
         self._stop_clock()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        self._head = 0
         self._stop_clock()
         super().on_message_complete()
         if self.cycle.response_complete:
@@ -160,7 +169,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle is not None and self.cycle.more_body and not self.transport.is_closing():
+        if self.cycle.more_body and not self.transport.is_closing():
             self._start_clock()  # a refused body is read to its end, so that the client gets to see why
 
     def send_400_response(self, msg: str) -> None:
@@ -178,12 +187,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._clock = None
-        if self._in_head and self._head:
+        if self._begun:
             self._turn_away(408, f"the headers were not complete after {self.bounds.body_timeout:g} s")
         else:
             self.transport.close()
 
     def _turn_away(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = (
+                False  # an earlier request is being answered; nothing may come before that
+            )
+            return
         error = OctavoError(message)
         error.status, error.code = status, "connection_refused"
         body = json.dumps(error_body(error)).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -12,7 +13,7 @@ from octavo import __version__
 from octavo.aio import AsyncEngine
 from octavo.config import ServerConfig
 from octavo.engine import Engine
-from octavo.errors import InvalidRequest, ModelNotFound, show
+from octavo.errors import ModelNotFound, show
 from octavo.live import LiveRequest
 from octavo.model.tokenizer import Tokenizer
 from octavo.server.metrics import Latencies, Metrics
@@ -81,6 +82,19 @@ class ServerState:
         self._request_log = None if path is None else RequestLog(path, self.facts.block_size)
         self.engine.observe(_Tap(self.metrics.latencies, self.witness, self._request_log))
 
+    def drain(self) -> None:
+        """Let running requests finish; `/health` says that no others are wanted."""
+        self.draining = True
+
+    def abort_all(self) -> None:
+        """End every request; their clients are told."""
+
+        def abort(names: Future[list[str]]) -> None:
+            for name in names.result():
+                self.engine.abort(name)
+
+        self.engine.ask(lambda engine: list(engine.scheduler.requests)).add_done_callback(abort)
+
     def close(self) -> None:
         """Finish the request log. Idempotent."""
         self.engine.observe(Observer())
@@ -100,16 +114,6 @@ class ServerState:
     def model_names(self) -> tuple[str, ...]:
         """What requests may call the model, the name it gives itself first."""
         return self.config.served_model_names or (self.engine.config.model,)
-
-    def check_messages(self, count: int) -> None:
-        """Raises `InvalidRequest` for a conversation of more than `max_messages`."""
-        most = self.config.max_messages
-        if count > most:
-            raise InvalidRequest(
-                f"messages has {count} messages and may have {most}; leave {count - most} out, or start with a larger "
-                "--max-messages",
-                param="messages",
-            )
 
     def check_model(self, name: str | None) -> str:
         """The name of the model that answers a request for `name`. Raises `ModelNotFound`; None is any."""
