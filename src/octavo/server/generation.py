@@ -65,8 +65,6 @@ async def encode_chat(
     `InvalidRequest` where the template rejects the messages.
     """
 
-    state.check_messages(len(messages))
-
     def encode() -> tuple[str, list[int]]:
         text = state.tokenizer.render_chat(messages, **options)
         state.engine.check_text(text)
