@@ -113,6 +113,8 @@ def test_changes_add_up_to_the_picture(tiny_engine: AsyncEngine) -> None:
         assert watcher.requests == last.requests == {}
         assert watcher.times == sorted(set(watcher.times))
         assert sum(event["blocks"] for event in watcher.events if event["kind"] == "stored") > 0
+        pins = [event for event in watcher.events if event["kind"] == "pinned"]
+        assert {event["owner"]["label"] for event in pins} == {"talk 0", "talk 1"}
         assert len({request["id"] for request in watcher.ended}) == len(watcher.ended)
         await stream.aclose()
 
@@ -218,8 +220,8 @@ def test_the_picture_is_what_its_schema_says(served: Served) -> None:
     assert {len(column) for _, column in blocks} == {sum(stats.blocks.values())}
     assert blocks.offset == sorted(blocks.offset)
     assert sum(state == "open" for state in blocks.state) == stats.blocks["open"]
-    sizes = [group.block_bytes for group in shown.groups]
-    assert sum(sizes[group] for group in blocks.group) + shown.now.bytes_free == shown.bytes_total
+    assert sum(blocks.nbytes) + shown.now.bytes_free == shown.bytes_total
+    assert set(blocks.nbytes) == {group.block_bytes for group in shown.groups}
     own = [i for i, owner in enumerate(blocks.owner) if shown.owners[owner].label == "mail"]
     own.sort(key=lambda i: blocks.depth[i])
     assert [blocks.depth[i] for i in own] == list(range(len(own)))

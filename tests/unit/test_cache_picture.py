@@ -43,15 +43,14 @@ def check(world: World) -> dict[int, Row]:
     assert states.keys() <= set(STATES)
     assert states["open"] == cache.stats().blocks["open"]
     assert states.total() - states["open"] == cache.stats().blocks["sealed"]
-    sizes = [cache.layout.block_bytes(g) for g in range(len(cache.layout.groups))]
 
     def held(*kinds: str) -> int:
-        return sum(sizes[row.group] for row in rows.values() if row.state in kinds)
+        return sum(row.nbytes for row in rows.values() if row.state in kinds)
 
     assert held(*STATES) + shot.stats.bytes_free == shot.stats.bytes_total
     assert held("cached", "pinned") == shot.stats.bytes_cached
     assert held("open", "running") == shot.stats.bytes_running
-    assert sum(sizes[r.group] for r in rows.values() if r.pinned_until is not None) == shot.stats.bytes_pinned
+    assert sum(r.nbytes for r in rows.values() if r.pinned_until is not None) == shot.stats.bytes_pinned
     check_readers(world, rows)
     for row in rows.values():
         assert len(row.holders) == row.refs
@@ -67,7 +66,7 @@ def check(world: World) -> dict[int, Row]:
         for i in range(count)
         if offset + i * nbytes in rows
     }
-    assert covered == {offset: sizes[row.group] for offset, row in rows.items()}
+    assert covered == {offset: row.nbytes for offset, row in rows.items()}
     return rows
 
 

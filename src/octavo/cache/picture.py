@@ -34,6 +34,7 @@ class Row(NamedTuple):
     owner: Owner
     holders: tuple[str, ...]
     parent: int | None
+    nbytes: int
     depth: int
     filled: int
     refs: int
@@ -57,6 +58,7 @@ _READ = attrgetter(
     "group",
     "format",
     "owner",
+    "nbytes",
     "index",
     "sealed",
     "refs",
@@ -101,36 +103,26 @@ class Picture:
                     filled[table[i]] = max(0, computed - i * self.block_size)
         rows = {}
         for block, parent in zip(self.blocks, self.parents, strict=True):
-            (
-                offset,
-                group,
-                format,
-                owner,
-                index,
-                sealed,
-                refs,
-                uses,
-                priority,
-                exact,
-                used_at,
-                pinned_until,
-            ) = block
+            offset, group, format, owner, nbytes, index, sealed, refs, uses, priority, exact, used, pinned = (
+                block
+            )
             rows[offset] = Row(
                 offset,
                 group,
-                _state(sealed, refs, pinned_until),
+                _state(sealed, refs, pinned),
                 format,
                 owner,
                 tuple(holders[offset]) if refs and offset in holders else (),
                 before.get(offset) if parent is None else parent,
+                nbytes,
                 index,
                 self.block_size if sealed else filled.get(offset, 0),
                 refs,
                 uses,
                 priority,
                 exact,
-                None if refs else used_at,
-                pinned_until or None,
+                None if refs else used,
+                pinned or None,
             )
         return rows
 

@@ -27,7 +27,19 @@ T = TypeVar("T", bound=Hashable)
 SHOWN = 64
 """How many waiting sequences are shown; those that run are shown all."""
 EPOCH = time.time() - time.monotonic()
-_PLAIN = ("offset", "group", "state", "format", "depth", "filled", "refs", "uses", "priority", "exact")
+_PLAIN = (
+    "offset",
+    "nbytes",
+    "group",
+    "state",
+    "format",
+    "depth",
+    "filled",
+    "refs",
+    "uses",
+    "priority",
+    "exact",
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,7 @@ def whole(moment: Moment) -> Json:
                 "head_dim": group.head_dim,
                 "window": group.window,
                 "block_bytes": layout.block_bytes(g),
+                "sealed_bytes": layout.sealed_sizes_bytes[g],
             }
             for g, group in enumerate(layout.groups)
         ],

@@ -27,7 +27,8 @@ class LayerGroup(_Model):
     num_kv_heads: int
     head_dim: int
     window: int | None
-    block_bytes: int
+    block_bytes: Annotated[int, Field(description="Size of a block while it is filled.")]
+    sealed_bytes: Annotated[int, Field(description="Size of a block once it is full.")]
 
 
 class Slabs(_Model):
@@ -52,6 +53,7 @@ class Blocks(_Model):
     """One list per column; entry i of each is about the same block."""
 
     offset: Annotated[list[int], Field(description="Byte address in the arena; the name of the block.")]
+    nbytes: Annotated[list[int], Field(description="Its size in bytes.")]
     group: Annotated[list[int], Field(description="Index into `groups`.")]
     state: Annotated[
         list[Literal["open", "running", "cached", "pinned"]],

@@ -23,7 +23,7 @@ const inspector = new Inspector(store, palette, map);
 const views = [new Glance(store), new Requests(store, palette, map), new Tree(store, palette, map), new Charts(store), new Log(store)];
 
 function sayArena() {
-  const sizes = [...new Set(store.groups.map((group) => group.block_bytes))];
+  const { sizes } = store;
   const one = sizes.length === 1 ? `${count(Math.floor(store.bytesTotal / sizes[0]))} blocks of ` : "blocks of ";
   setText($("arena-sub"), `${one}${store.blockSize} tokens, ${sizes.map(bytes).join(" or ")} each`);
 }

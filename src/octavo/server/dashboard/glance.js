@@ -20,8 +20,8 @@ export class Glance {
     for (const row of this.store.rows.values()) {
       const state = stateOf(row);
       blocks[state] += 1;
-      held[state] += this.store.bytesOf(row);
-      if (row.refs > 1) saved += (row.refs - 1) * this.store.bytesOf(row);
+      held[state] += row.nbytes;
+      if (row.refs > 1) saved += (row.refs - 1) * row.nbytes;
     }
     this.#memory(blocks, held);
     this.#shared(blocks, saved);

@@ -122,20 +122,27 @@ export class Grid {
 const place = (column, line) => line * 65536 + column;
 
 function sectionsOf(store) {
-  const sizes = [...new Set(store.groups.map((group) => group.block_bytes))];
+  const { sizes, slabs } = store;
   if (sizes.length === 1) {
     const count = Math.floor(store.bytesTotal / sizes[0]);
     return [{ blockBytes: sizes[0], title: "", slabs: [{ start: 0, count }] }];
   }
-  return sizes
-    .sort((a, b) => b - a)
-    .map((size) => {
-      const slabs = store.slabs.start
-        .map((start, i) => ({ start, count: store.slabs.count[i], size: store.slabs.block_bytes[i] }))
-        .filter((slab) => slab.size === size);
-      const kinds = store.groups.filter((group) => group.block_bytes === size).map(describe);
-      return { blockBytes: size, title: `${[...new Set(kinds)].join(", ")}: ${bytes(size)} per block`, slabs };
-    });
+  return sizes.map((size) => ({
+    blockBytes: size,
+    title: `${bytes(size)} per block: ${store.groups.flatMap((group) => kinds(group, size)).join("; ")}`,
+    slabs: slabs.start
+      .map((start, i) => ({ start, count: slabs.count[i], size: slabs.block_bytes[i] }))
+      .filter((slab) => slab.size === size),
+  }));
+}
+
+// Which blocks of a layer group have this size.
+function kinds(group, size) {
+  if (group.block_bytes === group.sealed_bytes) return group.block_bytes === size ? [describe(group)] : [];
+  const found = [];
+  if (group.block_bytes === size) found.push(`${describe(group)}, being filled`);
+  if (group.sealed_bytes === size) found.push(`${describe(group)}, full`);
+  return found;
 }
 
 export function describe(group) {

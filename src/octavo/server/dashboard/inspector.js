@@ -62,7 +62,7 @@ export class Inspector {
       ["Used", `${many(row.uses, "time")}, ${row.used_at === null ? "in use now" : ago(store.now.time - row.used_at)}`],
       ["Pinned", row.pinned_until === null ? "no" : `until ${time(row.pinned_until)}, ${duration(Math.max(0, row.pinned_until - store.now.time))} more`],
       ["Priority", String(row.priority)],
-      ["Stored as", `${row.format}, ${bytes(store.bytesOf(row))}${row.exact ? "" : ", not exact"}`],
+      ["Stored as", `${row.format}, ${bytes(row.nbytes)}${row.exact ? "" : ", not exact"}`],
       ["Follows", this.#link(row.parent, "nothing here")],
       ["Followed by", children.length ? this.#link(children[0].offset, "", children.length) : "nothing"],
     ];

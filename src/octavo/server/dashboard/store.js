@@ -59,8 +59,10 @@ export class Store {
     for (let at = this.rows.get(row.parent); at !== undefined; at = this.rows.get(at.parent)) yield at;
   }
 
-  bytesOf(row) {
-    return this.groups[row.group].block_bytes;
+  // The sizes that blocks have, largest first.
+  get sizes() {
+    const sizes = this.groups.flatMap((group) => [group.block_bytes, group.sealed_bytes]);
+    return [...new Set(sizes)].sort((a, b) => b - a);
   }
 
   // How much a counter has grown in the last `seconds`.
