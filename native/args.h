@@ -113,6 +113,7 @@ struct StoredHead {
 struct Entry {
   int64_t bits;
   int64_t offset() const { return bits & ((int64_t(1) << 56) - 1); }
+  int64_t tag() const { return bits >> 56; }
   Format key() const { return Format(bits >> 56 & 7); }
   Format value() const { return Format(bits >> 59 & 7); }
 };

@@ -24,7 +24,8 @@ class SpanReader {
       : cache_(args.cache), head_(kv_head), block_(plan.block_size), dim_(args.cache.head_dim), first_(span * kSpan),
         table_(segment.table), blocks_(segment.blocks), own_(own), stored_(plan.stored),
         own_entry_(own < 0 ? -1 : segment.own[own - segment.first_position / plan.block_size]),
-        base_(args.cache.arena + args.cache.layer_offset + int64_t(kv_head) * 2 * block_ * dim_ * sizeof(T)) {}
+        base_(args.cache.arena + args.cache.layer_offset + int64_t(kv_head) * 2 * block_ * dim_ * sizeof(T)),
+        at_(args.cache) {}
 
   int first() const { return first_; }
   int block_size() const { return block_; }
@@ -41,8 +42,13 @@ class SpanReader {
   Entry entry(int index) const { return {index == own_ ? own_entry_ : table_[std::clamp(index, low_, high_)]}; }
   // A block at compute precision.
   const char* block(int index) const { return base_ + entry(index).bits; }
-  // A block in any form.
-  const char* head(int index) const { return head_at<T>(cache_, entry(index), head_); }
+  // A block in any form: where the keys and values of the head lie.
+  const StoredBlock& stored(int index) {
+    at_.find<T>(cache_, entry(index), head_);
+    return at_;
+  }
+  // Whether the sequence has such a block, whose reading can be prepared.
+  bool has(int index) const { return index < blocks_ && table_[index] >= 0; }
   // Keys of 16-position (or one-block) panels: the panel that holds position p of the span.
   const char* key_panel(int p) const {
     const int width = std::min(16, block_);
@@ -52,13 +58,9 @@ class SpanReader {
   // Values of position p of the span; p is even for bf16.
   const char* values(int p) const {
     const int at = first_ + p, index = at / block_;
-    const char* all = stored_ ? stored_values(index) : block(index) + int64_t(block_) * dim_ * sizeof(T);
+    const char* all = stored_ ? StoredBlock(cache_).find<T>(cache_, entry(index), head_).values()
+                              : block(index) + int64_t(block_) * dim_ * sizeof(T);
     return all + int64_t(at % block_) * dim_ * sizeof(T);
-  }
-  // Codes of a block's values, or its values at compute precision.
-  const char* stored_values(int index) const {
-    const Entry e = entry(index);
-    return head_at<T>(cache_, e, head_) + StoredHead(e.key(), e.value(), block_, dim_, 8 * sizeof(T)).value_codes;
   }
 
  private:
@@ -70,6 +72,7 @@ class SpanReader {
   int64_t own_entry_;
   const char* base_;
   int low_ = 0, high_ = 0;
+  StoredBlock at_;
 };
 
 inline void prefetch(const char* p, int64_t bytes) {

@@ -21,15 +21,39 @@ namespace OCTAVO_ISA {
 
 constexpr int kStoredPanel = 16;  // positions of a panel of keys
 
-// The head of a block that an entry names.
-template <class T>
-inline char* head_at(const CacheView& c, const Entry& entry, int head) {
-  const auto bytes = [&](Format k, Format v) { return StoredHead(k, v, c.block_size, c.head_dim, 8 * sizeof(T)).bytes; };
-  const int64_t whole = bytes(Format::kCompute, Format::kCompute);
-  const int64_t own = bytes(entry.key(), entry.value());
-  const int64_t layer = c.layer_offset / (c.kv_heads * whole);
-  return c.arena + entry.offset() + (layer * c.kv_heads + head) * own;
-}
+// One head of one layer of a block, wherever and however it is stored.
+class StoredBlock {
+ public:
+  explicit StoredBlock(const CacheView& c) : parts_(Format::kCompute, Format::kCompute, c.block_size, c.head_dim, 16) {}
+
+  template <class T>
+  StoredBlock& find(const CacheView& c, const Entry& entry, int head) {
+    if (entry.tag() != tag_) {  // blocks of one form mostly follow each other
+      tag_ = entry.tag();
+      const auto parts = [&](Format k, Format v) { return StoredHead(k, v, c.block_size, c.head_dim, 8 * sizeof(T)); };
+      parts_ = parts(entry.key(), entry.value());
+      const int64_t layer = c.layer_offset / (c.kv_heads * parts(Format::kCompute, Format::kCompute).bytes);
+      skip_ = (layer * c.kv_heads + head) * parts_.bytes;
+    }
+    entry_ = entry;
+    base_ = c.arena + entry.offset() + skip_;
+    return *this;
+  }
+
+  Format key() const { return entry_.key(); }
+  Format value() const { return entry_.value(); }
+  char* keys() const { return base_; }
+  char* values() const { return base_ + parts_.value_codes; }
+  char* key_scales() const { return base_ + parts_.key_meta; }
+  char* value_scales() const { return base_ + parts_.value_meta; }
+  int64_t bytes() const { return parts_.bytes; }
+
+ private:
+  StoredHead parts_;
+  Entry entry_{-1};
+  int64_t tag_ = -1, skip_ = 0;
+  char* base_ = nullptr;
+};
 
 // ---- scales ----
 
@@ -105,6 +129,14 @@ struct Codes<Format::kInt8> {
 #endif
 };
 
+// The bits of a whole number from -8 to 7 as bf16.
+constexpr uint16_t small_bf16(int x) {
+  const int size = x < 0 ? -x : x;
+  if (!size) return 0;
+  const int exponent = size >= 8 ? 3 : size >= 4 ? 2 : size >= 2 ? 1 : 0;
+  return uint16_t((x < 0 ? 0x8000 : 0) | (127 + exponent) << 7 | ((size << 7 >> exponent) & 0x7f));
+}
+
 // Codes of B bits, offset by half their range.
 template <int B>
 struct SmallCodes {
@@ -114,21 +146,15 @@ struct SmallCodes {
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
   // The index is the lowest five bits, so the table repeats itself.
+  struct Table {
+    alignas(64) uint16_t word[32];
+    constexpr Table() : word() {
+      for (int i = 0; i < 32; ++i) word[i] = small_bf16(i % (1 << B) - (1 << (B - 1)));
+    }
+  };
+  static constexpr Table kTable{};
   template <int S>
-  static U pair(U x) {
-    static const struct Table {
-      alignas(64) uint16_t word[32];
-      Table() {
-        for (int i = 0; i < 32; ++i) {
-          const float value = float(i % (1 << B) - (1 << (B - 1)));
-          uint32_t bits;
-          std::memcpy(&bits, &value, sizeof bits);
-          word[i] = uint16_t(bits >> 16);
-        }
-      }
-    } table;
-    return _mm512_permutexvar_epi16(_mm512_srli_epi16(x, B * S), _mm512_load_si512(table.word));
-  }
+  static U pair(U x) { return _mm512_permutexvar_epi16(_mm512_srli_epi16(x, B * S), _mm512_load_si512(kTable.word)); }
 #else
   static U load(const char* p) { return load_halves(p); }
   template <int S>
@@ -308,15 +334,13 @@ inline void read_computed(const char* head, int block, int dim, bool keys, float
 
 // Reads a block in any form: `x` gets its keys or its values.
 template <class T>
-inline void read_panel(const CacheView& c, const Entry& entry, int head, bool keys, float* x) {
-  const StoredHead parts(entry.key(), entry.value(), c.block_size, c.head_dim, 8 * sizeof(T));
-  const char* base = head_at<T>(c, entry, head);
-  const Format format = keys ? entry.key() : entry.value();
-  const char* codes = keys ? base : base + parts.value_codes;
+inline void read_panel(const CacheView& c, const StoredBlock& from, bool keys, float* x) {
+  const Format format = keys ? from.key() : from.value();
+  const char* codes = keys ? from.keys() : from.values();
   if (format == Format::kCompute)
     read_computed<T>(codes, c.block_size, c.head_dim, keys, x);
   else
-    unseal_panel(format, reinterpret_cast<const uint8_t*>(codes), base + (keys ? parts.key_meta : parts.value_meta),
+    unseal_panel(format, reinterpret_cast<const uint8_t*>(codes), keys ? from.key_scales() : from.value_scales(),
                  c.block_size, c.head_dim, keys, x);
 }
 
@@ -330,22 +354,20 @@ void seal(const SealArgs& args, int threads) {
     float* x = scratch.reserve(size_t(c.block_size) * c.head_dim);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < args.blocks * c.kv_heads; ++i) {
-      const Entry from{args.from_to[i / c.kv_heads * 2]}, to{args.from_to[i / c.kv_heads * 2 + 1]};
-      const int head = int(i % c.kv_heads);
-      const StoredHead parts(to.key(), to.value(), c.block_size, c.head_dim, 8 * sizeof(T));
-      char* out = head_at<T>(c, to, head);
+      const int64_t* pair = args.from_to + i / c.kv_heads * 2;
+      StoredBlock from(c), to(c);
+      from.find<T>(c, {pair[0]}, int(i % c.kv_heads));
+      to.find<T>(c, {pair[1]}, int(i % c.kv_heads));
       for (const bool keys : {true, false}) {
         const Format format = keys ? to.key() : to.value();
-        char* codes = keys ? out : out + parts.value_codes;
-        if (format == Format::kCompute) {  // the other half is stored in another form
-          const char* source = head_at<T>(c, from, head);
-          const StoredHead whole(from.key(), from.value(), c.block_size, c.head_dim, 8 * sizeof(T));
-          std::memcpy(codes, keys ? source : source + whole.value_codes, sizeof(T) * c.block_size * c.head_dim);
+        char* codes = keys ? to.keys() : to.values();
+        if (format == Format::kCompute) {  // only the other half is stored in another form
+          std::memcpy(codes, keys ? from.keys() : from.values(), sizeof(T) * c.block_size * c.head_dim);
           continue;
         }
-        read_panel<T>(c, from, head, keys, x);
+        read_panel<T>(c, from, keys, x);
         seal_panel(format, x, c.block_size, c.head_dim, keys, reinterpret_cast<uint8_t*>(codes),
-                   out + (keys ? parts.key_meta : parts.value_meta));
+                   keys ? to.key_scales() : to.value_scales());
       }
     }
   }
@@ -356,10 +378,14 @@ template <class T>
 void unseal(const SealArgs& args, float* k, float* v) {
   const CacheView& c = args.cache;
   const int64_t size = int64_t(c.block_size) * c.head_dim;
-  for (int64_t i = 0; i < args.blocks * c.kv_heads; ++i) {
-    const Entry from{args.from_to[i / c.kv_heads * 2]};
-    read_panel<T>(c, from, int(i % c.kv_heads), true, k + i * size);
-    read_panel<T>(c, from, int(i % c.kv_heads), false, v + i * size);
+  StoredBlock from(c);
+  for (int head = 0; head < c.kv_heads; ++head) {
+    from = StoredBlock(c);
+    for (int64_t i = 0; i < args.blocks; ++i) {
+      from.find<T>(c, {args.from_to[i * 2]}, head);
+      read_panel<T>(c, from, true, k + (i * c.kv_heads + head) * size);
+      read_panel<T>(c, from, false, v + (i * c.kv_heads + head) * size);
+    }
   }
 }
 

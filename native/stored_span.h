@@ -10,6 +10,8 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
+constexpr int kAhead = 3;  // blocks fetched before they are read
+
 struct StoredScratch {
   Scales keys;
   alignas(64) float wide[kTileRows][kMaxHeadDim + W];   // q
@@ -137,20 +139,25 @@ inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const
   }
   std::fill(stored.keys.scale + dim, stored.keys.scale + padded_dim(dim), 0.0f);
   std::fill(stored.keys.shift + dim, stored.keys.shift + padded_dim(dim), 0.0f);
-  const auto parts = [&](const Entry& e) { return StoredHead(e.key(), e.value(), block, dim, 8 * sizeof(T)); };
+  // With few rows the memory is what one waits for.
+  constexpr bool kFetch = R * 2 <= kTileRows;
+  if (kFetch)
+    for (int b = span.low_block(); b < std::min(span.low_block() + kAhead, span.high_block() + 1); ++b)
+      prefetch(span.stored(b).keys(), span.stored(b).bytes());
   for (int b = span.low_block(); b <= span.high_block(); ++b) {
-    const Entry entry = span.entry(b);
-    const StoredHead part = parts(entry);
-    const char* head = span.head(b);
+    if (kFetch && b + kAhead <= span.high_block()) prefetch(span.stored(b + kAhead).keys(), span.stored(b + kAhead).bytes());
+    const StoredBlock& one = span.stored(b);
     const int at = b * block - span.first();
-    if (entry.key() == Format::kCompute) computed_scores<T, R>(span, tile, head, at, to, scratch);
-    with_format(entry.key(), [&](auto f) {
-      stored_scores<T, decltype(f)::value, R>(span, head, head + part.key_meta, at, scratch, stored);
+    if (one.key() == Format::kCompute) computed_scores<T, R>(span, tile, one.keys(), at, to, scratch);
+    with_format(one.key(), [&](auto f) {
+      stored_scores<T, decltype(f)::value, R>(span, one.keys(), one.key_scales(), at, scratch, stored);
     });
-    std::fill(stored.gain + at, stored.gain + at + block, 1.0f);
-    std::fill(stored.shift + at, stored.shift + at + block, 0.0f);
-    with_format(entry.value(), [&](auto f) {
-      read_scales(decltype(f)::value, head + part.value_meta, block, stored.gain + at, stored.shift + at);
+    if (one.value() == Format::kCompute) {
+      std::fill(stored.gain + at, stored.gain + at + block, 1.0f);
+      std::fill(stored.shift + at, stored.shift + at + block, 0.0f);
+    }
+    with_format(one.value(), [&](auto f) {
+      read_scales(decltype(f)::value, one.value_scales(), block, stored.gain + at, stored.shift + at);
     });
   }
   const int start = span.low_block() * block - span.first();
@@ -162,12 +169,12 @@ inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const
                                                  stored, tile.partial[r])
                                  : 0.0f;
   for (int b = span.low_block(); b <= span.high_block(); ++b) {
-    const Entry entry = span.entry(b);
+    const StoredBlock& one = span.stored(b);
     const int at = b * block - span.first();
-    if (entry.value() == Format::kCompute)
+    if (one.value() == Format::kCompute)
       weigh_range<T, R>(span, tile, weight, dim, low, high, at, std::min(at + block, to));
-    with_format(entry.value(), [&](auto f) {
-      stored_values<T, decltype(f)::value, R>(span, tile, weight + at, span.stored_values(b));
+    with_format(one.value(), [&](auto f) {
+      stored_values<T, decltype(f)::value, R>(span, tile, weight + at, one.values());
     });
   }
   for (int r = 0; r < R; ++r)

@@ -48,9 +48,7 @@ class Stored:
         compute = "bf16" if dtype == torch.bfloat16 else "f32"
         layers, layer = 2, 1
         whole = kv_heads * FORMATS[compute].head_bytes(block_size, head_dim, head_dim)
-        small = kv_heads * native.stored_head_bytes(
-            dtype, keys, values, block_size, head_dim
-        )
+        small = kv_heads * native.stored_head_bytes(dtype, keys, values, block_size, head_dim)
         counts = [-(-n // block_size) for n in lengths]
         self.buffer = native.HugeBuffer(sum(counts) * layers * (whole + small) + 4096)
         native._native.fill(self.buffer.address, 0xFF, self.buffer.nbytes)
@@ -63,7 +61,9 @@ class Stored:
             blocks = np.arange(counts[i]) * layers * whole + offset
             offset += counts[i] * layers * whole
             at = np.arange(n, dtype=np.int32)
-            native.cache_write(self.cache, RowPlacement.of(blocks[at // block_size], at), self.k[i], self.v[i])
+            native.cache_write(
+                self.cache, RowPlacement.of(blocks[at // block_size], at), self.k[i], self.v[i]
+            )
             full = np.arange(1, n // block_size)
             sealed = (full - 1) * layers * small + offset
             offset += len(full) * layers * small
@@ -110,20 +110,18 @@ class Stored:
     def expected(
         self, chunk: tuple[int, int, int], window: int | None = None, softcap: float = 0.0
     ) -> torch.Tensor:
-        """Row by row in torch: each reads its own block as it was, the others as they are stored."""
+        """In torch: each row reads its own block as it was, the others as they are stored."""
         s, a, b = chunk
         k, v = self.read(s)
-        rows = []
-        for p in range(a, b):
-            own = p // self.block_size * self.block_size
-            keys = torch.cat([k[:own], self.k[s][own : p + 1].float()])
-            values = torch.cat([v[:own], self.v[s][own : p + 1].float()])
+        size, rows = self.block_size, []
+        for own in range(a // size * size, b, size):
+            first, last = max(a, own), min(b, own + size)
             rows.append(
                 reference.span_attention(
-                    self.q[s][p : p + 1].float(),
-                    keys,
-                    values,
-                    torch.tensor([p]),
+                    self.q[s][first:last].float(),
+                    torch.cat([k[:own], self.k[s][own:last].float()]),
+                    torch.cat([v[:own], self.v[s][own:last].float()]),
+                    torch.arange(first, last),
                     self.head_dim**-0.5,
                     window,
                     softcap,
@@ -144,7 +142,10 @@ def test_sealed_numbers_are_within_half_a_step(dtype: torch.dtype, format: str, 
     assert torch.equal(v[:size], stored.v[0][:size].float())
     for block in range(1, 5):
         rows = slice(block * size, (block + 1) * size)
-        for got, given, axis in ((k[rows], stored.k[0][rows].float(), 0), (v[rows], stored.v[0][rows].float(), 2)):
+        for got, given, axis in (
+            (k[rows], stored.k[0][rows].float(), 0),
+            (v[rows], stored.v[0][rows].float(), 2),
+        ):
             if format == "fp8":
                 torch.testing.assert_close(got, given, rtol=1 / 15, atol=float(given.abs().max()) / 448 / 512)
                 continue
@@ -154,11 +155,14 @@ def test_sealed_numbers_are_within_half_a_step(dtype: torch.dtype, format: str, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("keys", "values"), [*((f, f) for f in STORED), ("int8", "int4"), ("bf16", "int4"), ("int8", "bf16")]
-)
-@pytest.mark.parametrize(
-    ("q_heads", "kv_heads", "head_dim", "block_size"),
-    [(9, 3, 64, 32), (4, 4, 32, 16), (13, 1, 48, 64), (12, 4, 80, 32), (2, 1, 256, 256)],
+    ("keys", "values", "q_heads", "kv_heads", "head_dim", "block_size"),
+    [
+        *((f, f, 9, 3, 64, 32) for f in STORED),
+        ("int8", "int4", 4, 4, 32, 16),
+        ("bf16", "int4", 13, 1, 48, 64),
+        ("int8", "bf16", 12, 4, 80, 32),
+        ("int4", "int2", 2, 1, 256, 256),
+    ],
 )
 def test_attention_over_stored_blocks_agrees(
     dtype: torch.dtype, keys: str, values: str, q_heads: int, kv_heads: int, head_dim: int, block_size: int
@@ -239,4 +243,6 @@ def test_whatever_is_finite_stays_finite(format: str, case: str) -> None:
     assert out.isfinite().all()
     if case in ("constant channel", "outlier") and format != "fp8":
         got = stored.read(0)[0][32:, :, 3]
-        torch.testing.assert_close(got, k[32:, :, 3].float(), rtol=2e-2, atol=2.5 if format == "int2" else 0.4)
+        torch.testing.assert_close(
+            got, k[32:, :, 3].float(), rtol=2e-2, atol=2.5 if format == "int2" else 0.4
+        )
