@@ -252,7 +252,7 @@ def test_the_whole_process_is_as_large_as_planned(
     options = json.dumps({"dtype": dtype, "kv_cache_memory": size})
     child = subprocess.run([sys.executable, "-c", CHILD, options], capture_output=True, text=True, check=True)
     found = json.loads(child.stdout)
-    assert found["free"] < 16 << 20
+    assert found["free"] < 24 << 20  # one more request of 512 tokens would not fit
     assert found["planned"] == pytest.approx(found["real"], rel=0.05)
     process = subprocess.run(
         [sys.executable, "-m", "octavo.plan.process"], capture_output=True, text=True, check=True

@@ -100,7 +100,7 @@ def _requests(case: Case) -> str:
 
 
 def _times(plan: Plan) -> Table:
-    columns = ("context", "a prompt takes", "a step takes", "of", "tokens/s", "compute-bound from")
+    columns = ("context", "a prompt takes", "a step takes", "of", "tokens/s", "compute from")
     table = _table("How fast, at best and at worst", *columns)
     for case in plan.cases:
         batch = case.roofline.compute_bound_batch(case.context)
