@@ -163,6 +163,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a"] * 1025}, "prompt"),
     ({"prompt": ["a"] * 600, "n": 2}, "prompt"),
     ({"prompt": "x" * 1024}, "maximum context length is 1024"),
+    ({"logprobs": 20, "n": 100, "max_tokens": 1000}, "logprobs"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"logprobs": 21}, "logprobs"),

@@ -150,8 +150,8 @@ def test_a_client_that_reads_nothing_is_dropped_and_harms_nobody(
     caplog.set_level(logging.INFO, logger="octavo.server")
     with serving(tiny_engine, send_timeout=0.3) as served, served.client() as client:
         alone = client.post("/v1/completions", json=SHORT).json()["choices"]
-        # Some 25 MB of log-probs: far more than all buffers on the way hold.
-        body = {**ENDLESS, "n": 8, "logprobs": 20, "stream": True}
+        # Some 20 MB of log-probs: far more than all buffers on the way hold.
+        body = {**ENDLESS, "prompt": "x" * 900, "echo": True, "logprobs": 20, "n": 32, "stream": True}
         deaf = send(served, body, receive_buffer=4096)
         while aborted(served, "slow_client") == 0:
             assert client.post("/v1/completions", json=SHORT).json()["choices"] == alone

@@ -12,12 +12,12 @@ from starlette.responses import Response
 from octavo.server import generation, sse
 from octavo.server.generation import Job
 from octavo.server.logs import note_user
-from octavo.server.openai.common import ANSWERS, DONE, answer, encode, head, stream
+from octavo.server.openai.common import ANSWERS, DONE, answer, check_logprobs, encode, head, stream
 from octavo.server.openai.logprobs import TokenBytes
 from octavo.server.openai.reply import Reply, Shape
 from octavo.server.openai.responses import ChatCompletion
 from octavo.server.openai.schemas import ChatRequest
-from octavo.server.openai.translate import Conversation
+from octavo.server.openai.translate import Conversation, blamed_on
 from octavo.server.state import ServerState, state_of
 
 router = APIRouter(tags=["openai"])
@@ -40,15 +40,18 @@ async def create(
             tokens=TokenBytes(state.tokenizer),
         )
     )
-    if body.stream:
-        return await stream(request, state, _events(state, job, reply, body.include_usage))
-    output = await sse.unless_gone(request.receive, generation.whole(state, job))
-    return answer(reply.whole(output))
+    with blamed_on(body):
+        if body.stream:
+            return await stream(request, state, _events(state, job, reply, body.include_usage))
+        output = await sse.unless_gone(request.receive, generation.whole(state, job))
+    return await answer(lambda: reply.whole(output))
 
 
 async def _job(body: ChatRequest, conversation: Conversation, request: Request, state: ServerState) -> Job:
     tenant: str = request.state.tenant
     params = conversation.params()
+    context = state.facts.max_model_len
+    check_logprobs(params.n, params.logprobs, min(params.max_tokens or context, context))
     text, token_ids = await generation.encode_chat(
         state, conversation.messages(), (tenant, params.cache_salt), **conversation.options()
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import orjson
@@ -12,11 +13,12 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.errors import OctavoError, error_body
+from octavo.errors import InvalidRequest, OctavoError, error_body
 from octavo.server import sse
 from octavo.server.problems import ErrorBody
 from octavo.server.state import ServerState
 
+MAX_LOGPROBS = 2_000_000
 DONE = sse.event(b"[DONE]")
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
@@ -40,9 +42,20 @@ def encode(body: BaseModel) -> bytes:
     return body.model_dump_json(exclude_unset=True).encode()
 
 
-def answer(body: BaseModel) -> Response:
-    """`body` as a response."""
-    return Response(encode(body), media_type="application/json")
+async def answer(build: Callable[[], BaseModel]) -> Response:
+    """What `build` makes as a response. Log-probs of a long answer take a while, in which the event loop goes on."""
+    return Response(await asyncio.to_thread(lambda: encode(build())), media_type="application/json")
+
+
+def check_logprobs(choices: int, per_token: int | None, tokens: int) -> None:
+    """Raises `InvalidRequest` if several `choices` of up to `tokens` ask for more log-probs than may be held."""
+    entries = choices * (1 + (per_token or 0)) * tokens
+    if per_token is not None and choices > 1 and entries > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"logprobs={per_token} for {choices} choices of up to {tokens} tokens are {entries} log-probs, and "
+            f"{MAX_LOGPROBS} work; ask for fewer choices, fewer log-probs or fewer tokens",
+            param="logprobs",
+        )
 
 
 async def stream(request: Request, state: ServerState, events: AsyncGenerator[bytes, None]) -> Response:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -15,7 +17,7 @@ from octavo.params import SamplingParams
 from octavo.server import generation, sse
 from octavo.server.generation import Delta, Job
 from octavo.server.logs import note_user
-from octavo.server.openai.common import ANSWERS, DONE, answer, encode, head, stream
+from octavo.server.openai.common import ANSWERS, DONE, answer, check_logprobs, encode, head, stream
 from octavo.server.openai.logprobs import LEAST, CompletionTokens, TokenBytes, special_tokens
 from octavo.server.openai.responses import (
     Completion,
@@ -27,7 +29,7 @@ from octavo.server.openai.responses import (
     prompt_tokens,
 )
 from octavo.server.openai.schemas import MAX_PROMPTS, CompletionRequest
-from octavo.server.openai.translate import sampling_params, structured
+from octavo.server.openai.translate import blamed_on, sampling_params, structured
 from octavo.server.state import ServerState, state_of
 
 router = APIRouter(tags=["openai"])
@@ -43,10 +45,12 @@ async def create(
     note_user(body.user)
     jobs = _jobs(body, request, state)
     reply = _Reply(head(state, model, "cmpl", request.state.request_id, None), body, state)
-    if body.stream:
-        return await stream(request, state, _events(state, jobs, reply, body.include_usage))
-    work = generation.together([generation.whole(state, job) for job in jobs])
-    return answer(reply.whole(await sse.unless_gone(request.receive, work)))
+    with blamed_on(body):
+        if body.stream:
+            return await stream(request, state, _events(state, jobs, reply, body.include_usage))
+        work = generation.together([generation.whole(state, job) for job in jobs])
+        outputs = await sse.unless_gone(request.receive, work)
+    return await answer(lambda: reply.whole(outputs))
 
 
 def _jobs(body: CompletionRequest, request: Request, state: ServerState) -> list[Job]:
@@ -57,6 +61,9 @@ def _jobs(body: CompletionRequest, request: Request, state: ServerState) -> list
             f"prompt and n ask for {len(prompts) * params.n} choices; at most {MAX_PROMPTS} work in one request",
             param="prompt",
         )
+    context = state.facts.max_model_len
+    tokens = context if body.echo else min(params.max_tokens or context, context)
+    check_logprobs(len(prompts) * params.n, params.logprobs, tokens)
     name: str = request.state.request_id
     return [
         Job(
@@ -99,7 +106,9 @@ async def _events(
     sources = [generation.deltas(state, job) for job in jobs]
     async with aclosing(generation.merged(sources)) as changes:
         async for prompt, (new, output) in changes:
-            events = b"".join(sse.event(encode(chunk)) for chunk in reply.chunks(prompt, new, output))
+            build = partial(_chunks, reply, prompt, new, output)
+            # Log-probs of echoed prompts take a while.
+            events = await asyncio.to_thread(build) if reply.echoes_logprobs else build()
             if output.finished:
                 finished[prompt] = output
             if all(finished):
@@ -108,6 +117,10 @@ async def _events(
                 events += usage + DONE
             if events:
                 yield events
+
+
+def _chunks(reply: _Reply, prompt: int, new: Sequence[Delta], output: RequestOutput) -> bytes:
+    return b"".join(sse.event(encode(chunk)) for chunk in reply.chunks(prompt, new, output))
 
 
 class _Reply:
@@ -121,6 +134,11 @@ class _Reply:
         hide = body.logprobs is not None and body.skip_special_tokens is not False
         self._hidden = frozenset(special_tokens(state.tokenizer).values() if hide else ())
         self._texts: dict[int, CompletionTokens] = {}
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether prompts come back with their log-probs."""
+        return self._body.echo is True and self._body.logprobs is not None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
         """The response, once all is finished."""

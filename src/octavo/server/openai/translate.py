@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import octavo.params as _params
 from octavo.errors import InvalidRequest, show
 from octavo.model.tokenizer import Tokenizer
 from octavo.params import SamplingParams
@@ -39,6 +39,7 @@ from octavo.server.openai.tools import (
     instructions,
     spell_calls,
 )
+from octavo.structured import StructuredOutputs
 
 _SAME_NAME = (
     "n",
@@ -67,6 +68,7 @@ _SAME_NAME = (
     "sinks",
     "window",
 )
+FORM = "structured_outputs"
 _ANY_OBJECT = {"type": "object"}
 _RENDERING = frozenset(
     {
@@ -92,8 +94,6 @@ _RENDERING = frozenset(
 def sampling_params(body: Generation, **own: Any) -> SamplingParams:
     """The parameters of `body`; `own` are those whose names or meanings differ. Raises `InvalidRequest`."""
     same = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
-    if own.get("structured_outputs") is None:
-        own.pop("structured_outputs", None)
     return SamplingParams(**{**same, "logit_bias": _logit_bias(body.logit_bias), **own})
 
 
@@ -109,7 +109,7 @@ def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
     return {int(token): bias for token, bias in given.items()}
 
 
-def structured(body: Generation) -> Any:
+def structured(body: Generation) -> StructuredOutputs | None:
     """What the answer must be, None if anything. Raises `InvalidRequest` if that is said twice."""
     wanted = _format(body.response_format)
     if body.structured_outputs is None:
@@ -120,23 +120,22 @@ def structured(body: Generation) -> Any:
             param="structured_outputs",
         )
     named = body.structured_outputs
-    given = {
-        "json_schema": named.json_,
-        "json_object": named.json_object,
-        "regex": named.regex,
-        "choice": named.choice,
-        "grammar": named.grammar,
-    }
-    return _params.StructuredOutputs(**{name: value for name, value in given.items() if value is not None})
+    return StructuredOutputs(
+        json_schema=named.json_,
+        json_object=named.json_object is True,
+        regex=named.regex,
+        choice=named.choice,
+        grammar=named.grammar,
+    )
 
 
-def _format(wanted: ResponseFormat | None) -> Any:
+def _format(wanted: ResponseFormat | None) -> StructuredOutputs | None:
     schema = text_schema(wanted)
     if schema is None:
         return None
     if isinstance(wanted, JsonObjectFormat):
-        return _params.StructuredOutputs(json_object=True)
-    return _params.StructuredOutputs(json_schema=dict(schema))
+        return StructuredOutputs(json_object=True)
+    return StructuredOutputs(json_schema=dict(schema))
 
 
 def text_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
@@ -144,6 +143,20 @@ def text_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
     if isinstance(wanted, JsonSchemaFormat):
         return wanted.json_schema.schema_ if wanted.json_schema.schema_ is not None else _ANY_OBJECT
     return _ANY_OBJECT if isinstance(wanted, JsonObjectFormat) else None
+
+
+@contextmanager
+def blamed_on(body: Generation) -> Iterator[None]:
+    """A form that is refused where it is compiled is refused by the name of the field that it came by."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param != FORM or body.structured_outputs is not None:
+            raise
+        field = "tools" if isinstance(body, ChatRequest) and body.tools else "response_format"
+        raise InvalidRequest(
+            f"{field}: {error.message.removeprefix(FORM).lstrip(' :')}", param=field
+        ) from error
 
 
 class Conversation:
@@ -212,7 +225,7 @@ class Conversation:
             own["skip_special_tokens"] = not any(token in self.form.opening for token in special)
         return sampling_params(body, **own)
 
-    def _structured(self) -> Any:
+    def _structured(self) -> StructuredOutputs | None:
         body = self._body
         if self.form is None:
             return structured(body)
@@ -226,7 +239,7 @@ class Conversation:
             return structured(body)
         named = isinstance(body.tool_choice, NamedToolChoice)
         rules = Rules(self._mode, body.parallel_tool_calls is not False and not named, schema)
-        return _params.StructuredOutputs(
+        return StructuredOutputs(
             grammar=grammar(self.form, self._functions, rules, special_tokens(self._tokenizer))
         )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
@@ -29,6 +29,7 @@ from unit.model_builders import byte_tokenizer
 
 MISTRAL = form_of("tools [TOOL_CALLS] [")
 assert MISTRAL is not None
+LOOSE = settings(deadline=None, max_examples=sized(60, 2000), derandomize=True, database=None)
 FORMS = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "mistral, named": MISTRAL_NAMED}
 SPECIAL = {"</s>": 257}
 WEATHER = Function(
@@ -96,6 +97,7 @@ CALLS = st.lists(
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@LOOSE
 @given(data=st.data())
 def test_calls_are_read_however_the_text_is_cut(form: CallForm, data: st.DataObject) -> None:
     calls = data.draw(CALLS)
@@ -106,6 +108,7 @@ def test_calls_are_read_however_the_text_is_cut(form: CallForm, data: st.DataObj
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@LOOSE
 @given(data=st.data())
 def test_an_answer_cut_off_anywhere_reads_the_same_however_it_is_cut(
     form: CallForm, data: st.DataObject
@@ -116,6 +119,7 @@ def test_an_answer_cut_off_anywhere_reads_the_same_however_it_is_cut(
     assert read(form, cut(data, text)) == read(form, [text])
 
 
+@LOOSE
 @given(text=st.text(st.sampled_from('<tol_ca>{"name: }\n[]'), max_size=40), data=st.data())
 def test_text_without_calls_is_given_whole(text: str, data: st.DataObject) -> None:
     for form in FORMS.values():
@@ -123,6 +127,7 @@ def test_text_without_calls_is_given_whole(text: str, data: st.DataObject) -> No
             assert read(form, cut(data, text)) == (text, [])
 
 
+@LOOSE
 @given(text=st.text(max_size=60), data=st.data())
 def test_a_piece_is_given_as_soon_as_it_can_be_no_call(text: str, data: st.DataObject) -> None:
     reader = CallReader(HERMES)
