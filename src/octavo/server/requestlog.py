@@ -37,9 +37,9 @@ class RequestLog:
         self._hasher = Hasher()
         self._secret = secrets.token_hex(16)
         self._start = time.monotonic()
-        self._failed = False
+        self._torn = False
         try:
-            self._file = path.open("a", encoding="utf-8")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(
                 f"request_log={os.fspath(path)!r} cannot be written: {error.strerror}", param="request_log"
@@ -60,15 +60,16 @@ class RequestLog:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            line = json.dumps(self._record(*item))
+            line = json.dumps(self._record(*item)).encode() + b"\n"
             try:
-                self._file.write(line + "\n")
-                self._file.flush()
-                self._failed = False
+                # What a full disk left of the line before is a line of its own.
+                written = self._file.write(b"\n" + line if self._torn else line)
             except OSError as error:
-                if not self._failed:
-                    logger.error("the request log cannot be written: %s", error)
-                self._failed = True
+                if not self._torn:
+                    logger.error("the request log cannot be written: %s", error.strerror)
+                self._torn = True
+            else:
+                self._torn = written < len(line)
 
     def _record(self, live: LiveRequest, reason: str) -> dict[str, Any]:
         request, timing = live.request, live.timing
