@@ -215,9 +215,7 @@ class AsyncEngine:
         ended: Callable[[], OctavoError] = _closed
         try:
             while self._obey(engine):
-                for live in engine.step():
-                    self._deliver(live)
-                self._note_progress(engine)
+                self._step(engine)
         except Exception as error:
             logger.exception("the engine has failed")
             traceback.clear_frames(error.__traceback__)  # so would they
@@ -232,19 +230,26 @@ class AsyncEngine:
         )  # those that come meanwhile wait for the next step, or there might never be one
         while waiting > 0 or not engine.has_work:
             idle = not engine.has_work
-            call = self._inbox.get()
-            if call is None:
+            if not self._make_call(engine, idle):
                 return False
-            if idle:
-                waiting = self._inbox.qsize() + 1
-                self._progress = (engine.steps, time.monotonic(), True)
-            call.make(engine)
-            if not engine.has_work:
-                self._progress = (engine.steps, time.monotonic(), False)
-            waiting -= 1
+            waiting = self._inbox.qsize() if idle else waiting - 1
         return True
 
-    def _note_progress(self, engine: Engine) -> None:
+    def _make_call(self, engine: Engine, idle: bool) -> bool:
+        """In a method of its own, so that a thread that sleeps holds on to nothing."""
+        call = self._inbox.get()
+        if call is None:
+            return False
+        if idle:
+            self._progress = (engine.steps, time.monotonic(), True)
+        call.make(engine)
+        if not engine.has_work:
+            self._progress = (engine.steps, time.monotonic(), False)
+        return True
+
+    def _step(self, engine: Engine) -> None:
+        for live in engine.step():
+            self._deliver(live)
         steps, since, _ = self._progress
         if engine.steps > steps:
             since = time.monotonic()
