@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from octavo.errors import error_body
 from octavo.server.auth import require_operator
 from octavo.server.feed import feed_of
+from octavo.server.problems import errors_documented
 from octavo.server.sse import event, stream
 
 router = APIRouter(dependencies=[Depends(require_operator)])
@@ -170,20 +171,15 @@ class CachePicture(_Model):
     events: list[CacheEvent]
 
 
-@router.get("/cache", response_model=CachePicture, summary="A picture of the cache")
+@router.get(
+    "/cache", response_model=CachePicture, responses=errors_documented(403), summary="A picture of the cache"
+)
 async def cache_picture(request: Request) -> Response:
     """Every block of the arena: its state, whose it is, who reads it, and what it follows. No text and no tokens."""
     return Response(await feed_of(request.app).picture(), media_type="application/json")
 
 
-@router.get(
-    "/cache/feed",
-    response_class=Response,
-    responses={
-        200: {"content": {"text/event-stream": {}}, "description": "`picture`, then `change` after `change`"}
-    },
-    summary="The picture of the cache as it changes",
-)
+@router.get("/cache/feed", include_in_schema=False)
 async def cache_feed(request: Request) -> Response:
     """Server-sent events for the dashboard; what they hold may change with it."""
     return await stream(

@@ -48,9 +48,14 @@ export const time = (unix) => clock.format(new Date(1000 * unix));
 // A name that a machine made up, as short as it still tells apart.
 export const short = (name) => (/^[0-9a-f-]{16,}/.test(name) ? name.replace(/^([0-9a-f]{8})[0-9a-f-]*/, "$1…") : name);
 
+export function requestName(id) {
+  if (!id) return "an unnamed request";
+  return /^req/i.test(id) ? id : `request ${short(id)}`;
+}
+
 // Whose something is: its label, or the request it came from, and the tenant where there are any.
 export function whose(owner) {
   if (!owner) return "nobody known";
-  const name = owner.label || (owner.request_id ? `request ${short(owner.request_id)}` : "an unnamed request");
+  const name = owner.label || requestName(owner.request_id);
   return owner.tenant ? `${name} (${owner.tenant})` : name;
 }

@@ -1,7 +1,7 @@
 // The requests that run and wait, with their receipts as they grow, and the last that ended.
 
 import { $, h, keyed, setAttribute, setText } from "./dom.js";
-import { count, many, short } from "./format.js";
+import { count, many, requestName, short } from "./format.js";
 import { bar, fill, legend, total, write } from "./receipt.js";
 
 const SHOWN = 24;
@@ -54,7 +54,7 @@ export class Requests {
     const [who, phase, receiptBar, said] = button.children;
     who.children[0].className = `swatch ${this.palette.tenantProperty(request.tenant).slice(2)}`;
     const id = short(request.id);
-    setText(who.children[1], request.label ?? `request ${id}`);
+    setText(who.children[1], request.label ?? requestName(request.id));
     setText(who.children[2], [request.tenant, request.label === null ? "" : id].filter(Boolean).join(" · "));
     const { text, kind } = phaseOf(request);
     setText(phase, text);
