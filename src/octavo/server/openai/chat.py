@@ -15,7 +15,7 @@ from octavo.server.logs import note_user
 from octavo.server.openai.common import ANSWERS, DONE, answer, check_logprobs, encode, head, stream
 from octavo.server.openai.logprobs import TokenBytes
 from octavo.server.openai.reply import Reply, Shape
-from octavo.server.openai.responses import ChatCompletion
+from octavo.server.openai.responses import ChatCompletion, usage_so_far
 from octavo.server.openai.schemas import ChatRequest
 from octavo.server.openai.translate import Conversation, blamed_on
 from octavo.server.state import ServerState, state_of
@@ -42,7 +42,7 @@ async def create(
     )
     with blamed_on(body):
         if body.stream:
-            return await stream(request, state, _events(state, job, reply, body.include_usage))
+            return await stream(request, state, _events(state, job, reply, body))
         output = await sse.unless_gone(request.receive, generation.whole(state, job))
     return await answer(lambda: reply.whole(output))
 
@@ -66,12 +66,13 @@ async def _job(body: ChatRequest, conversation: Conversation, request: Request, 
 
 
 async def _events(
-    state: ServerState, job: Job, reply: Reply, include_usage: bool
+    state: ServerState, job: Job, reply: Reply, body: ChatRequest
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(generation.deltas(state, job)) as changes:
         async for new, output in changes:
-            chunks = reply.chunks(new, include_usage)
-            if output.finished and include_usage:
+            later = usage_so_far(output) if body.counts_on else None
+            chunks = reply.chunks(new, {"usage": later} if body.include_usage else {})
+            if output.finished and body.include_usage:
                 chunks.append(reply.usage(output))
             end = DONE if output.finished else b""
             yield b"".join(sse.event(encode(chunk)) for chunk in chunks) + end

@@ -27,6 +27,7 @@ from octavo.server.openai.responses import (
     ReceiptBody,
     Usage,
     prompt_tokens,
+    usage_so_far,
 )
 from octavo.server.openai.schemas import MAX_PROMPTS, CompletionRequest
 from octavo.server.openai.translate import blamed_on, sampling_params, structured
@@ -152,6 +153,8 @@ class _Reply:
     def chunks(self, prompt: int, new: Sequence[Delta], output: RequestOutput) -> list[Completion]:
         """The events for what is new in the answers to a prompt."""
         later: dict[str, Any] = {"usage": None} if self._body.include_usage else {}
+        if self._body.counts_on:
+            later["usage"] = usage_so_far(output)
         choices = [self._choice(prompt, delta, output) for delta in new]
         return [
             Completion(**self._head, object="text_completion", choices=[choice], **later)

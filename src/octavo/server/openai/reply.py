@@ -63,9 +63,8 @@ class Reply:
             body.prompt_logprobs = prompt_tokens(output.prompt_logprobs, LEAST)
         return body
 
-    def chunks(self, new: Sequence[Delta], include_usage: bool) -> list[ChatChunk]:
-        """The events for what is new; with `include_usage` they say that usage comes later."""
-        later: dict[str, Any] = {"usage": None} if include_usage else {}
+    def chunks(self, new: Sequence[Delta], later: Mapping[str, Any]) -> list[ChatChunk]:
+        """The events for what is new; `later` is what each of them says of usage."""
         return [
             ChatChunk(**self._shape.head, object="chat.completion.chunk", choices=[choice], **later)
             for delta in new

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from octavo.cache.receipt import Receipt
-from octavo.outputs import Logprob, PromptLogprobs
+from octavo.outputs import Logprob, PromptLogprobs, RequestOutput
 
 
 class Exactly(BaseModel):
@@ -44,6 +44,12 @@ class Usage(Exactly):
             total_tokens=prompt + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
         )
+
+
+def usage_so_far(output: RequestOutput) -> Usage:
+    """That of a request that runs."""
+    assert output.receipt is not None
+    return Usage.of([output.receipt], sum(len(answer.token_ids) for answer in output.outputs))
 
 
 class MissBody(Exactly):

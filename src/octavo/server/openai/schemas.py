@@ -35,9 +35,11 @@ _UNSUPPORTED = {
 
 
 class StreamOptions(Strict):
-    """`include_usage`: one more chunk at the end, without choices, with usage and receipt."""
+    """`include_usage`: one more chunk at the end, without choices, with usage and receipt. With
+    `continuous_usage_stats` (vLLM's) all others have the usage so far."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] | None = None
 
 
@@ -166,6 +168,12 @@ class Generation(Strict):
     def include_usage(self) -> bool:
         """Whether a stream ends with usage and receipt."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether every chunk says what the usage is so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
 
 class FunctionDefinition(Strict):
