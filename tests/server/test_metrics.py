@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -197,8 +198,29 @@ def test_they_are_right_while_it_runs_and_idle_soon_after_a_mass_cancel(served: 
         assert max(reading["num_requests_running"] for reading in readings) > 0
         assert (last["num_requests_running"], last["num_requests_waiting"]) == (0, 0)
         assert last["kv_cache_usage_perc"] == 0
-    assert last["requests_cancelled_total"] > 0
-    assert last.by("requests_aborted_total", "reason")["disconnect"] > 0
+    aborted = last.by("requests_aborted_total", "reason")
+    assert 0 < last["requests_cancelled_total"] <= aborted["disconnect"] <= 10 * sized(2, 10)
+    assert sum(aborted.values()) == aborted["disconnect"]
+
+
+def test_a_client_that_does_not_wait_for_its_answer_is_counted(served: Served) -> None:
+    body = {"model": "tiny", "prompt": [1] * 100, "max_tokens": 900, "ignore_eos": True}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    with socket.create_connection((served.host, served.port), timeout=60) as connection:
+        connection.sendall(head.encode() + data)
+        while Scrape(served)["num_requests_running"] == 0:
+            pass
+    for _ in range(1000):
+        found = Scrape(served)
+        if found["requests_aborted_total"] and found["requests_cancelled_total"]:
+            break
+        threading.Event().wait(0.01)
+    assert found.balances
+    assert (
+        found.by("requests_aborted_total", "reason")["disconnect"] == found["requests_cancelled_total"] == 1
+    )
+    assert found.by("http_requests_total", "status")["499"] == 1
 
 
 def test_an_engine_that_does_not_answer_shows(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

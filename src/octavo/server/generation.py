@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from octavo.errors import RequestCancelled
 from octavo.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from octavo.params import SamplingParams
-from octavo.server.logs import note
+from octavo.server.logs import begin, note, note_aborted
 from octavo.server.state import ServerState
 
 T = TypeVar("T")
@@ -97,11 +97,13 @@ async def whole(state: ServerState, job: Job) -> RequestOutput:
 
 
 async def _snapshots(state: ServerState, job: Job) -> AsyncGenerator[RequestOutput, None]:
+    begin(job.label)
     run = state.engine.generate(job.prompt, job.params, job.request_id, tenant=job.tenant, label=job.label)
     async with aclosing(run) as outputs:
         async for output in outputs:
-            note(output, job.label)
+            note(output)
             if any(answer.finish_reason == "abort" for answer in output.outputs):
+                note_aborted("shutdown")
                 raise RequestCancelled(f"request {job.request_id} was ended by the server")
             if output.finished and job.chat_text is not None:
                 await _remember(state, job, job.chat_text, output)

@@ -33,9 +33,10 @@ _RECEIPT = ("reused_tokens", "computed_tokens", "recomputed_tokens", "preemption
 
 @dataclass
 class Entry:
-    """What is known of one HTTP request; `outputs` are the engine's requests it needed, by their id."""
+    """What is known of one HTTP request; once it has `begun` it is the engine's, and `outputs` has what came of it."""
 
     request_id: str = ""
+    begun: bool = False
     label: str | None = None
     user: str | None = None
     aborted: str | None = None
@@ -45,12 +46,18 @@ class Entry:
 _entry: ContextVar[Entry] = ContextVar("entry")
 
 
-def note(output: RequestOutput, label: str | None = None) -> None:
+def begin(label: str | None = None) -> None:
+    """The request that is being answered is handed to the engine, under this label."""
+    entry = _entry.get(None)
+    if entry is not None:
+        entry.begun, entry.label = True, label
+
+
+def note(output: RequestOutput) -> None:
     """`output` is what there is so far for the request that is being answered."""
     entry = _entry.get(None)
     if entry is not None:
         entry.outputs[output.request_id] = output
-        entry.label = label
 
 
 def note_user(user: str | None) -> None:
@@ -113,10 +120,10 @@ class Watch:
     def _ended(self, scope: Scope, entry: Entry, sender: _Sender, seconds: float) -> None:
         if not sender.complete:
             entry.aborted = entry.aborted or "disconnect"
-        status = sender.status or 499
+        status = 499 if entry.aborted == "disconnect" or sender.status is None else sender.status
         route = getattr(scope.get("route"), "path", "other")
         self._state.metrics.answered(route, scope["method"], status, seconds)
-        if entry.aborted is not None and entry.outputs:
+        if entry.aborted is not None and entry.begun:
             self._state.metrics.aborted(entry.aborted)
         level = logging.DEBUG if route in ("/health", "/metrics") else logging.INFO
         if logger.isEnabledFor(level):

@@ -48,6 +48,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             note_aborted("disconnect")
+            note_aborted("disconnect")
             raise ClientGone("the client has hung up")
         return task.result()
     finally:
@@ -126,7 +127,9 @@ class _EventStream(Response):
             async for data in self._events:
                 yield data
         except OctavoError as error:
+            note_aborted("error")
             yield self._failed(error)
         except Exception:
+            note_aborted("error")
             logger.exception("a stream has failed")
             yield self._failed(internal())
