@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 
-from support.serving import Served, serving
+from octavo import AsyncEngine
+from support.serving import SMALL, Served, serving
 
 SYSTEM = "You answer in bytes. " * 8
 ASK: dict[str, Any] = {
@@ -235,3 +237,32 @@ def test_other_errors_have_their_types(served: Served) -> None:
         with locked.client(headers={"authorization": "Bearer right"}) as plain:
             assert plain.post("/v1/messages", json=ASK).status_code == 200
             assert plain.get("/v1/messages").json()["type"] == "error"
+
+
+def test_no_room_is_an_error_that_says_when_to_come_back(
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
+    engine = AsyncEngine(str(tiny("llama")), **SMALL, max_num_seqs=1, max_waiting=0)
+    try:
+        with serving(engine) as served, client_of(served) as client:
+            with client.messages.stream(**{**ASK, "max_tokens": 900}) as stream:
+                next(iter(stream))
+                with pytest.raises(anthropic.APIStatusError) as caught:
+                    client.messages.create(**ASK)
+            assert (caught.value.status_code, caught.value.type) == (503, "overloaded_error")
+            assert int(caught.value.response.headers["retry-after"]) >= 1
+    finally:
+        engine.close()
+
+
+def test_an_error_in_a_stream_is_its_last_event(served: Served, client: anthropic.Anthropic) -> None:
+    with client.messages.stream(**{**ASK, "max_tokens": 900}) as stream:
+        events = iter(stream)
+        assert next(events).type == "message_start"
+        assert stream.request_id is not None
+        served.engine.abort(stream.request_id)
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            list(events)
+    assert caught.value.type == "api_error"
+    assert "ended by the server" in (caught.value.api_message or "")

@@ -129,10 +129,12 @@ def test_a_call_that_is_cut_short_holds_what_is_complete(client: anthropic.Anthr
 
 
 def test_tools_that_need_not_be_called(client: anthropic.Anthropic) -> None:
+    counted = client.messages.count_tokens(model="smollm2", messages=CAPITAL, tools=[WEATHER])
     for choice in ({"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": True}, {"type": "none"}):
         options: Any = {"tools": [WEATHER], "tool_choice": choice}
         whole, streamed = create(client, **options), stream(client, **options)
         assert said(whole) == said(streamed)
+        assert whole.model_extra["octavo"]["prompt_tokens"] == counted.input_tokens
         calls = [block for block in whole.content if block.type == "tool_use"]
         assert (whole.stop_reason == "tool_use") == bool(calls)
         assert len(calls) <= (choice["type"] == "auto") * (1 if "disable_parallel_tool_use" in choice else 9)
@@ -158,6 +160,11 @@ def test_the_format_of_an_answer(client: anthropic.Anthropic) -> None:
         ({"tools": [WEATHER, WEATHER]}, "two functions named 'get_weather'"),
         ({"tools": [{**WEATHER, "input_schema": {"type": "array"}}]}, "tools[0].input_schema"),
         ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{**WEATHER, "input_schema": {"properties": {"a": {"type": "what"}}}}]}, "tools: "),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}},
+            "output_config.format: ",
+        ),
     ],
 )
 def test_tools_that_cannot_be(client: anthropic.Anthropic, options: dict[str, Any], named: str) -> None:

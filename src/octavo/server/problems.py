@@ -23,6 +23,7 @@ _ANTHROPIC_TYPES = {
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
+    499: "api_error",
     503: "overloaded_error",
 }
 _CODES = {404: "not_found", 405: "method_not_allowed"}

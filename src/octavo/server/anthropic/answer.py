@@ -16,7 +16,7 @@ from octavo.server.anthropic.schemas import (
     Usage,
 )
 from octavo.server.generation import Delta
-from octavo.server.openai.responses import ReceiptBody
+from octavo.server.openai.responses import receipt_body
 
 
 class Answer:
@@ -73,7 +73,7 @@ class Answer:
             stop_reason=None if answer is None else self._stop_reason(answer),
             stop_sequence=None if answer is None else _stop_sequence(answer),
             usage=_usage(output.receipt, tokens),
-            octavo=ReceiptBody.of(output.receipt),
+            octavo=receipt_body(output.receipt),
         )
 
     def _stop_reason(self, answer: CompletionOutput) -> StopReason:

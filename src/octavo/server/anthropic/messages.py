@@ -11,8 +11,7 @@ import orjson
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequest, OctavoError
-from octavo.params import SamplingParams
+from octavo.errors import OctavoError
 from octavo.server import generation, sse
 from octavo.server.anthropic import translate
 from octavo.server.anthropic.answer import Answer
@@ -35,18 +34,19 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 async def create(body: MessagesRequest, request: Request, state: State) -> Response:
     """Answer a conversation, at once or as server-sent events."""
     model = state.check_model(body.model)
-    conversation = Conversation(translate.chat_request(body), state.tokenizer)
-    job = await _job(body, conversation, request, state)
-    calls = conversation.form if conversation.reads_calls else None
-    answer = Answer(model, body, PlainReader() if calls is None else CallReader(calls))
-    if body.stream:
-        return await sse.stream(
-            request,
-            _events(state, job, answer),
-            failed=lambda error: _failed(error, job.request_id),
-            send_timeout=state.config.send_timeout,
-        )
-    output = await sse.unless_gone(request.receive, generation.whole(state, job))
+    with translate.blamed_on(body):
+        conversation = Conversation(translate.chat_request(body), state.tokenizer)
+        job = await _job(body, conversation, request, state)
+        form = conversation.form if conversation.reads_calls else None
+        answer = Answer(model, body, PlainReader() if form is None else CallReader(form))
+        if body.stream:
+            return await sse.stream(
+                request,
+                _events(state, job, answer),
+                failed=lambda error: _failed(error, job.request_id),
+                send_timeout=state.config.send_timeout,
+            )
+        output = await sse.unless_gone(request.receive, generation.whole(state, job))
     return Response(answer.whole(output).model_dump_json(), media_type="application/json")
 
 
@@ -63,7 +63,7 @@ async def _job(
     body: MessagesRequest, conversation: Conversation, request: Request, state: ServerState
 ) -> Job:
     tenant: str = request.state.tenant
-    params = _params(conversation)
+    params = conversation.params()
     text, token_ids = await _encode(state, conversation, (tenant, body.cache_salt))
     ttl = translate.keep_for(body)
     if ttl is not None and (kept := await _marked_tokens(state, body, text, token_ids)):
@@ -76,17 +76,6 @@ async def _job(
         label=None if body.metadata is None else body.metadata.user_id,
         chat_text=text,
     )
-
-
-def _params(conversation: Conversation) -> SamplingParams:
-    try:
-        return conversation.params()
-    except InvalidRequest as error:  # in the words of chat requests
-        message, param = (
-            text and text.replace(".function.parameters", ".input_schema")
-            for text in (error.message, error.param)
-        )
-        raise InvalidRequest(message or "", param=param) from error
 
 
 async def _encode(

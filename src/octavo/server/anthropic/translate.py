@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from octavo.errors import InvalidRequest
@@ -26,7 +27,9 @@ from octavo.server.anthropic.schemas import (
 )
 from octavo.server.openai import messages as chat
 from octavo.server.openai import schemas as openai
+from octavo.server.openai.translate import FORM
 
+_PARAMETERS = ".function.parameters"
 MARK = "\ue000"
 """Not a character of any language; where it changes a rendered conversation, a marked block is."""
 
@@ -46,6 +49,24 @@ def chat_request(prompt: Prompt, mark: str = "") -> openai.ChatRequest:
         schema = openai.JsonSchema(name="answer", schema=prompt.output_config.format.schema_)
         fields["response_format"] = openai.JsonSchemaFormat(type="json_schema", json_schema=schema)
     return openai.ChatRequest.model_construct(**fields, **_tool_choice(prompt), **_sampling(prompt))
+
+
+@contextmanager
+def blamed_on(prompt: Prompt) -> Iterator[None]:
+    """What is refused of a chat request is refused by the name of the field of `prompt` that it came by."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param == FORM:
+            field = "tools" if prompt.tools else "output_config.format"
+            message = f"{field}: {error.message.removeprefix(FORM).lstrip(' :')}"
+        elif _PARAMETERS in (error.param or ""):
+            field, message = (
+                text.replace(_PARAMETERS, ".input_schema") for text in (error.param or "", error.message)
+            )
+        else:
+            raise
+        raise InvalidRequest(message, param=field) from error
 
 
 def _sampling(prompt: Prompt) -> dict[str, Any]:
