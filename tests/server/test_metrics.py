@@ -105,6 +105,16 @@ def test_the_contract_is_kept(served: Served) -> None:
     assert 'octavo:num_requests_running{model_name="tiny"} 0.0' in text
 
 
+def test_the_page_names_every_metric(served: Served) -> None:
+    page = (ROOT / "docs" / "serving.md").read_text().partition("## Metrics")[2]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {f"octavo:{name}" for row in rows for name in re.findall(r"`(\w+)", row)}
+    with served.client() as client:
+        client.get("/health")
+    families = {name for name in Scrape(served).families if not name.endswith("_created")}
+    assert named == families
+
+
 def test_counts_are_those_of_the_requests(served: Served) -> None:
     prompt = list(range(40))
     with served.client() as client:
