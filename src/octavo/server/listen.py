@@ -92,8 +92,9 @@ class Server(uvicorn.Server):
         if self.should_exit:
             self.aborted = True
             self._aborting()
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_S, self._force)
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                if self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_S, self._force)
         else:
             self.should_exit = True
             self._stopping()
