@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from octavo import AsyncEngine
+from octavo.engine import Engine
+from octavo.live import LiveRequest
 from octavo.server.body import MAX_DEPTH
-from support.serving import Served, serving
+from support.serving import SMALL, Served, serving
 
 
 def test_unknown_paths_and_methods_are_errors_of_openais_form(served: Served) -> None:
@@ -163,6 +167,31 @@ def test_health_turns_503_while_queued_work_stands_still(tiny_engine: AsyncEngin
             blocked.result(60)
             thread.join(60)
         assert client.get("/health").json()["status"] == "ok"
+
+
+def test_an_engine_that_fails_is_told_of_and_does_not_take_the_server_down(
+    tiny: Callable[[str], Path],
+) -> None:
+    engine = AsyncEngine(str(tiny("llama")), **SMALL)
+
+    def break_it(engine: Engine) -> None:
+        def step() -> list[LiveRequest]:
+            raise RuntimeError("a kernel has failed")
+
+        engine.step = step  # type: ignore[method-assign]
+
+    body = {"model": "tiny", "prompt": "x"}
+    with serving(engine) as served, served.client() as client:
+        assert client.post("/v1/completions", json=body).status_code == 200
+        served.ask(break_it)
+        for _ in range(2):
+            found = client.post("/v1/completions", json=body)
+            assert (found.status_code, found.json()["error"]["type"]) == (500, "server_error")
+        health = client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert 'octavo:engine_up{model_name="tiny"} 0.0' in client.get("/metrics").text
+        assert client.get("/version").status_code == 200
+    engine.close()
 
 
 def test_prompts_are_logged_only_if_asked_for(

@@ -74,7 +74,8 @@ def serving(engine: AsyncEngine, **options: Any) -> Iterator[Served]:
         thread.join(60)
         assert not thread.is_alive()
         state.close()
-        engine.ask(lambda engine: engine.check()).result(60)
+        if engine.health().failed is None:
+            engine.ask(lambda engine: engine.check()).result(60)
 
 
 class ServeProcess:
