@@ -7,7 +7,9 @@ devices tell each other is not counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from octavo.cache.layout import CacheLayout, LayerGroup
 from octavo.plan.facts import ModelFacts
@@ -44,6 +46,36 @@ class Roofline:
         flops = batch * self.decode_flops(context)
         return self._bounds(flops, self.weight_reads(batch), batch * self.cache_reads(context))
 
+    def step(
+        self,
+        rows: int,
+        logits: int,
+        seen: Sequence[int],
+        pairs: Sequence[int],
+        prompt_pairs: Sequence[int],
+    ) -> Bounds:
+        """A step of `rows` tokens, of which `logits` are sampled. By layer group: positions `seen`, and `pairs` of a
+        query and a position, those of whole prompts apart."""
+        weights, heads = self.facts.weights, self.facts.spec.num_attention_heads
+        flops = 2.0 * ((weights.body + weights.active_experts) * rows + weights.head_matrix * logits)
+        cache_bytes = 0.0
+        for g, (group_flops, prompt_flops, nbytes) in enumerate(self._per_position):
+            flops += heads * (group_flops * pairs[g] + prompt_flops * prompt_pairs[g])
+            cache_bytes += nbytes * seen[g]
+        return self._bounds(flops, self.weight_reads(rows), cache_bytes)
+
+    @cached_property
+    def _per_position(self) -> list[tuple[float, float, float]]:
+        """By layer group: operations of one head on one pair, the same in prompts, and bytes of one position."""
+        found = []
+        for g, (group, readers) in enumerate(self._readers()):
+            dims = group.head_dim + (group.values or group.head_dim)
+            per_layer = self.layout.sealed_sizes_bytes[g] / len(group.layers) / self.layout.block_size
+            found.append(
+                (2.0 * readers * dims, 2.0 * readers * sum(self.facts.prefill_dims), readers * per_layer)
+            )
+        return found
+
     def compute_bound_batch(self, context: int) -> int | None:
         """The smallest batch whose decode step takes longer to compute than to read; None if there is none."""
         if self.decode(context, _MOST_BATCH).bound != "compute":
@@ -62,22 +94,18 @@ class Roofline:
     def prefill_flops(self, tokens: int) -> float:
         """Operations of a prompt, with the logits of its last token; masked pairs are not counted."""
         weights, spec = self.facts.weights, self.facts.spec
-        flops = 2 * ((weights.body + weights.active_experts) * tokens + weights.head_matrix)
-        key_dim, value_dim = self.facts.prefill_dims
-        for group, readers in self._readers():
-            pairs = _pairs(tokens, group.window)
-            flops += readers * 2 * spec.num_attention_heads * (key_dim + value_dim) * pairs
+        flops = 2.0 * ((weights.body + weights.active_experts) * tokens + weights.head_matrix)
+        for group, (_, per_pair, _) in zip(self.layout.groups, self._per_position, strict=True):
+            flops += spec.num_attention_heads * per_pair * _pairs(tokens, group.window)
         return flops
 
     def decode_flops(self, context: int) -> float:
         """Operations for one token of a sequence that is `context` tokens long then. Latent attention is counted on
         its vectors, each as long for values as for keys."""
         weights, spec = self.facts.weights, self.facts.spec
-        flops = 2 * (weights.body + weights.active_experts + weights.head_matrix)
-        for group, readers in self._readers():
-            seen = min(context, group.window or context)
-            dims = group.head_dim + (group.values or group.head_dim)
-            flops += readers * 2 * spec.num_attention_heads * dims * seen
+        flops = 2.0 * (weights.body + weights.active_experts + weights.head_matrix)
+        for group, (per_pair, _, _) in zip(self.layout.groups, self._per_position, strict=True):
+            flops += spec.num_attention_heads * per_pair * min(context, group.window or context)
         return flops
 
     def weight_reads(self, tokens: int) -> float:
@@ -92,11 +120,10 @@ class Roofline:
 
     def cache_reads(self, context: int) -> float:
         """Bytes of keys and values on one device that a query reads as token number `context` of its sequence."""
-        total = 0.0
-        for g, (group, readers) in enumerate(self._readers()):
-            per_layer = self.layout.sealed_sizes_bytes[g] / len(group.layers) / self.layout.block_size
-            total += readers * per_layer * min(context, group.window or context)
-        return total
+        return sum(
+            nbytes * min(context, group.window or context)
+            for group, (_, _, nbytes) in zip(self.layout.groups, self._per_position, strict=True)
+        )
 
     def _readers(self) -> list[tuple[LayerGroup, int]]:
         """Groups, and how many layers read each: its own and those that borrow from it."""

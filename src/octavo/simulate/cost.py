@@ -1,0 +1,77 @@
+"""How long a step takes: the work of a step plan, and models that give it seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import sqrt
+from typing import Protocol
+
+from octavo.plan.roofline import Roofline
+from octavo.schedule.scheduler import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step computes. `rows` are tokens, `logits` rows that are sampled; `seen` are positions read and `pairs`
+    pairs of a query and a position it sees, both by kind of layer, in the order of `StepCost.windows`. Pairs of chunks
+    of more than one token are in `prompt_pairs`."""
+
+    rows: int
+    logits: int
+    seen: tuple[int, ...]
+    pairs: tuple[int, ...]
+    prompt_pairs: tuple[int, ...]
+
+
+class StepCost(Protocol):
+    """Seconds of a step. `windows` are those of the model's layer groups, None for full attention."""
+
+    windows: tuple[int | None, ...]
+
+    def seconds(self, work: StepWork) -> float:
+        """How long the step takes."""
+
+
+def work_of(chunks: Iterable[Chunk], windows: tuple[int | None, ...]) -> StepWork:
+    """The work of a step plan."""
+    rows = logits = 0
+    seen, pairs, prompt_pairs = ([0] * len(windows) for _ in range(3))
+    for chunk in chunks:
+        start, stop = chunk.start, chunk.stop
+        rows += stop - start
+        logits += chunk.sample
+        into = pairs if stop - start == 1 else prompt_pairs
+        for i, window in enumerate(windows):
+            seen[i] += stop if window is None else min(stop, window + stop - start - 1)
+            into[i] += _pairs(stop, window) - _pairs(start, window)
+    return StepWork(rows, logits, tuple(seen), tuple(pairs), tuple(prompt_pairs))
+
+
+def _pairs(tokens: int, window: int | None) -> int:
+    inside = tokens if window is None else min(window, tokens)
+    return inside * (inside + 1) // 2 + (tokens - inside) * inside
+
+
+class RooflineCost:
+    """Seconds from a roofline: the geometric middle of its bounds."""
+
+    def __init__(self, roofline: Roofline) -> None:
+        self.windows = tuple(group.window for group in roofline.layout.groups)
+        self._roofline = roofline
+
+    def seconds(self, work: StepWork) -> float:
+        """How long the step takes."""
+        bounds = self._roofline.step(work.rows, work.logits, work.seen, work.pairs, work.prompt_pairs)
+        return sqrt(bounds.low * bounds.high)
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """Every step takes one second: time is counted in steps."""
+
+    windows: tuple[int | None, ...]
+
+    def seconds(self, work: StepWork) -> float:
+        """One."""
+        return 1.0
