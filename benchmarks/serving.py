@@ -115,14 +115,14 @@ def overload(url: str, model: str, prompts: Prompts, sizes: Sizes) -> tuple[Line
 def load_table(loads: Sequence[Load]) -> Table:
     """Loads for people."""
     table = Table(title="load", title_justify="left")
-    columns = ("clients", "requests", "failed", "TTFT", "p95", "inter-token", "p95", "tokens/s")
+    columns = ("clients", "requests", "failed", "TTFT ms", "p95", "inter-token ms", "p95", "tokens/s")
     for column in columns:
         table.add_column(column, justify="right")
     for load in loads:
         times = (load.ttft_ms, load.ttft_p95_ms, load.itl_ms, load.itl_p95_ms)
         table.add_row(
             *(str(count) for count in (load.clients, load.requests, load.failed)),
-            *(f"{ms:.1f} ms" for ms in times),
+            *(f"{ms:.1f}" for ms in times),
             f"{load.tokens_per_s:.1f}",
         )
     return table
