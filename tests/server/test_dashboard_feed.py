@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
 import threading
+import zipfile
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +19,7 @@ import pytest
 
 from octavo import AsyncEngine, SamplingParams
 from octavo.errors import Overloaded
+from octavo.server import dashboard
 from octavo.server import feed as feeds
 from octavo.server.feed import WATCHERS, Feed, Ring
 from octavo.server.moment import look, whole
@@ -22,6 +28,8 @@ from octavo.server.witness import Witness
 from support.serving import Served, serving
 from support.sizes import sized
 
+ROOT = Path(__file__).parents[2]
+DASHBOARD = Path(dashboard.__file__).parent
 Rows = dict[int, dict[str, Any]]
 SECRET = "the quick brown fox jumps over the lazy dog, twice and again"
 
@@ -274,7 +282,6 @@ def test_the_feed_over_http_ends_when_the_server_does(tiny_engine: AsyncEngine) 
     with serving(tiny_engine) as served, served.client() as client, watching(client) as lines:
         assert next(lines) == "event: picture"
         assert "blocks" in json.loads(next(lines).removeprefix("data: "))
-        served.state.draining = True
         served.server.stop()
         rest = list(lines)
         assert "event: failed" not in rest
@@ -306,6 +313,30 @@ def test_parts_of_the_page(served: Served, get: Callable[..., httpx.Response]) -
     assert get("/dashboard/", follow_redirects=True).text == page.text
     for name in ("none.js", "__init__.py", "..%2fpicture.py", "%2e%2e/picture.py", ".js"):
         assert get(f"/dashboard/{name}").status_code == 404
+
+
+def test_everything_the_page_names_is_there() -> None:
+    page = (DASHBOARD / "index.html").read_text()
+    named = set(re.findall(r'(?:href|src)="dashboard/([^"]+)"', page))
+    for script in DASHBOARD.glob("*.js"):
+        named |= set(re.findall(r'from "\./([^"]+)"', script.read_text()))
+    assert {"app.js", "base.css", "map.js"} <= named
+    assert named <= {file.name for file in DASHBOARD.iterdir()}
+    ids = set(re.findall(r' id="([^"]+)"', page))
+    for script in DASHBOARD.glob("*.js"):
+        assert set(re.findall(r'\$\("([^"]+)"\)', script.read_text())) <= ids, script.name
+
+
+def test_the_wheel_has_every_part(tmp_path: Path) -> None:
+    build = (
+        f"from scikit_build_core.build import *; build_wheel({str(tmp_path)!r}, {{'wheel.cmake': 'false'}})"
+    )
+    subprocess.run([sys.executable, "-c", build], cwd=ROOT, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    parts = [file for file in DASHBOARD.iterdir() if file.suffix in dashboard.TYPES]
+    assert len(parts) > 15
+    assert {f"octavo/server/dashboard/{file.name}" for file in parts} <= inside
 
 
 @pytest.fixture

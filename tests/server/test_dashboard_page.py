@@ -173,23 +173,29 @@ def test_a_block_is_explained_to_mouse_and_keyboard(tab: Tab, served: Served) ->
     settle(page, served)
     inspector, said = page.locator("#inspector"), page.locator("#map-said")
     page.hover("#map", position={"x": 6, "y": 6})
-    assert LABEL in inspector.inner_text()
-    assert "of its sequence" in inspector.inner_text()
-    assert said.inner_text() == ""
+    assert " at " in inspector.inner_text() or "of its sequence" in inspector.inner_text()
     page.mouse.move(0, 0)
     assert "Point at a block" in inspector.inner_text()
-    page.focus("#map")
-    page.keyboard.press("Home")
-    page.keyboard.press("ArrowRight")
-    depth = int(re.search(r"block (\d+) of its sequence", inspector.inner_text())[1])
-    assert f"cached, block {depth}, for" in said.inner_text()
-    for before in reversed(range(depth)):
-        page.keyboard.press("p")
-        assert f"block {before} of its sequence" in inspector.inner_text()
-    page.keyboard.press("p")
-    assert "no block before" in said.inner_text()
+    assert said.inner_text() == ""
+    page.locator("#tree [tabindex='0']").focus()
+    page.keyboard.press("Enter")
+    assert LABEL in inspector.inner_text()
+    assert "block 0 of its sequence" in inspector.inner_text()
+    assert f"cached, block 0, for {LABEL}" in said.inner_text()
     inspector.get_by_role("button").last.click()
     assert "block 1 of its sequence" in inspector.inner_text()
+    page.focus("#map")
+    page.keyboard.press("p")
+    assert "block 0 of its sequence" in inspector.inner_text()
+    page.keyboard.press("p")
+    assert "no block before" in said.inner_text()
+    here = inspector.inner_text()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    assert said.inner_text() == "free" or "block" in said.inner_text()
+    assert inspector.inner_text() != here
     page.focus("#map")
     page.keyboard.press("End")
     assert "holds nothing" in inspector.inner_text()
@@ -300,6 +306,21 @@ def test_the_chat_answers_and_shows_its_receipt(tab: Tab, served: Served) -> Non
     assert page.locator(".turn").count() == 0
 
 
+@contextmanager
+def slowed(served: Served) -> Iterator[None]:
+    """No step takes less than 50 ms, so that an answer can be stopped."""
+
+    def slow(engine: Any) -> None:
+        step = engine.step
+        engine.step = lambda: threading.Event().wait(0.05) or step()
+
+    served.ask(slow)
+    try:
+        yield
+    finally:
+        served.ask(lambda engine: vars(engine).pop("step"))
+
+
 def endless(request: Any) -> str:
     """The same request for an answer that the model does not end."""
     return json.dumps({**json.loads(request.post_data), "ignore_eos": True})
@@ -310,10 +331,11 @@ def test_the_chat_can_be_stopped_and_shows_errors(tab: Tab, served: Served) -> N
     page.locator("#chat summary", has_text="Settings").click()
     page.fill("#chat-max", "800")
     page.route("**/v1/chat/completions", lambda route: route.continue_(post_data=endless(route.request)))
-    answer = ask(page, "go on for ever")
-    expect(answer.locator(".text")).not_to_have_text("")
-    page.click("#chat-stop")
-    answer.get_by_text("stopped").wait_for()
+    with slowed(served):
+        answer = ask(page, "go on for ever")
+        expect(answer.locator(".text")).not_to_have_text("")
+        page.click("#chat-stop")
+        answer.get_by_text("stopped").wait_for()
     expect(page.locator("#request-list li").first).to_contain_text("ended: abort")
     assert served.ask(lambda engine: engine.stats().running) == 0
     page.unroute("**/v1/chat/completions")
@@ -350,12 +372,30 @@ def test_a_key_is_asked_for(browser: Any, tiny_engine: AsyncEngine) -> None:
         tab.close()
 
 
+def test_who_may_not_see_the_cache_may_chat(browser: Any, tiny_engine: AsyncEngine) -> None:
+    with serving(tiny_engine, api_keys={"a": "acme", "b": "lab"}, admin_key="root") as served:
+        tab = Tab(browser, served.url)
+        page = tab.page
+        page.goto(f"{served.url}/dashboard")
+        page.fill("#key-input", "a")
+        page.keyboard.press("Enter")
+        page.get_by_text("needs the admin key").last.wait_for()
+        page.click("#key-cancel")
+        ask(page, "hello").locator(".receipt").wait_for()
+        page.click("#key")
+        page.fill("#key-input", "root")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#status[data-state=live]")
+        expect(page.locator("#request-list")).to_contain_text("acme")
+        tab.errors = [error for error in tab.errors if "401" not in error and "403" not in error]
+        tab.close()
+
+
 def test_a_server_that_goes_away_is_told(browser: Any, tiny_engine: AsyncEngine) -> None:
     tab = None
     with serving(tiny_engine) as served:
         tab = Tab(browser, served.url)
         page = tab.open()
-        served.state.draining = True
         served.server.stop()
         page.wait_for_selector("#status[data-state=lost]")
     tab.errors.clear()  # Chromium's own, about connections that are refused

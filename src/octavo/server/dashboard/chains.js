@@ -2,8 +2,9 @@
 
 import { stateOf } from "./palette.js";
 
-// The root chains of a layer group. A chain is {key, rows, parent, children, depth, readers, weight}, `weight` says
-// how much it is worth looking at: read now, then shared, then used of late.
+// The root chains of a layer group. A chain is {key, rows, parent, children, start, readers, weight}: `start` counts the
+// blocks before it that are there, `weight` says how much it is worth looking at: read now, then shared, then used of
+// late.
 export function chainsOf(store, group) {
   const children = new Map();
   const roots = [];
@@ -37,7 +38,7 @@ function grow(row, parent, below) {
     rows,
     parent,
     children: [],
-    depth: row.depth,
+    start: parent ? parent.start + parent.rows.length : 0,
     readers: row.readers,
     state: row.state === "open" ? "running" : stateOf(row),
     recent: Math.max(...rows.map((r) => r.used_at ?? Infinity)),

@@ -1,7 +1,7 @@
 // The last minutes as small charts that share one clock. Rates come from counters, so a missed sample loses nothing.
 
 import { $, h, setText } from "./dom.js";
-import { bytes, count, milliseconds, percent, time } from "./format.js";
+import { bytes, count, decimal, milliseconds, percent, time } from "./format.js";
 import { MINUTES } from "./store.js";
 
 const WIDTH = 300;
@@ -47,6 +47,14 @@ const CHARTS = [
     },
   },
   {
+    title: "Pressure: thrown away per second",
+    read: decimal,
+    lines: (s, c) => [
+      ["blocks", "line-lost", ratio(s.history, c("reclaimed_blocks"), c("time"))],
+      ["preemptions", "line-pinned", ratio(s.history, c("preemptions"), c("time"))],
+    ],
+  },
+  {
     title: "Requests",
     read: count,
     lines: (s) => [
@@ -71,6 +79,11 @@ const CHARTS = [
     title: "Time between tokens",
     read: milliseconds,
     lines: (s, c) => [["mean", "line-running", ratio(s.history, c("token_gap_seconds"), c("token_gaps"))]],
+  },
+  {
+    title: "Steps per second",
+    read: decimal,
+    lines: (s, c) => [["steps", "line-running", ratio(s.history, c("steps"), c("time"))]],
   },
 ];
 

@@ -1,6 +1,6 @@
 // The feed of the cache, again and again until it holds. While the page is hidden nothing is asked of the server.
 
-import { problem, send } from "./key.js";
+import { askForKey, problem, send } from "./key.js";
 import { events } from "./sse.js";
 
 const SILENCE_MS = 20_000;
@@ -16,6 +16,7 @@ async function whenVisible() {
 // Calls `take(event, data)` for every message and `tell(state, text)` about the connection; never returns.
 export async function follow(take, tell) {
   let wait = 500;
+  let refused = false;
   for (;;) {
     await whenVisible();
     const leave = new AbortController();
@@ -29,8 +30,13 @@ export async function follow(take, tell) {
     try {
       const response = await send("cache/feed", { signal: leave.signal });
       if (!response.ok) {
-        tell("lost", await problem(response));
-        wait = 5000;
+        const why = await problem(response);
+        tell("lost", why);
+        wait = 8000;
+        if (response.status === 403 && !refused) {
+          refused = true; // asked once; later there is the button
+          if (await askForKey(why, true)) wait = 0;
+        }
       } else {
         heard();
         for await (const { event, data } of events(response)) {

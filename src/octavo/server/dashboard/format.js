@@ -5,6 +5,8 @@ const clock = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit"
 
 export const count = (n) => whole.format(n);
 
+export const decimal = (n) => (n > 0 && n < 10 ? n.toFixed(1) : count(n));
+
 export function many(n, one, more = `${one}s`) {
   return `${count(n)} ${n === 1 ? one : more}`;
 }

@@ -9,29 +9,35 @@ export const root = new URL("../", import.meta.url);
 
 export function headers(more = {}) {
   const key = sessionStorage.getItem(NAME);
+  $("key").hidden &&= key === null;
   return key === null ? more : { ...more, authorization: `Bearer ${key}` };
 }
 
-// Resolves once there is another key to try.
-export function askForKey(why) {
+// Resolves once the dialog is closed: to true if there is another key to try. With `optional` it can be left.
+export function askForKey(why, optional = false) {
+  $("key").hidden = false;
   asking ??= new Promise((resolve) => {
     const dialog = $("key-dialog");
     $("key-why").textContent = why;
     $("key-input").value = "";
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
-    dialog.addEventListener(
-      "close",
-      () => {
-        sessionStorage.setItem(NAME, $("key-input").value.trim());
-        asking = null;
-        resolve();
-      },
-      { once: true },
-    );
+    $("key-cancel").hidden = !optional;
+    dialog.returnValue = "";
+    dialog.oncancel = (event) => optional || event.preventDefault();
+    dialog.onclose = () => {
+      const key = $("key-input").value.trim();
+      if (dialog.returnValue === "use") sessionStorage.setItem(NAME, key);
+      asking = null;
+      resolve(dialog.returnValue === "use");
+    };
     dialog.showModal();
   });
   return asking;
 }
+
+$("key-cancel").addEventListener("click", () => $("key-dialog").close());
+$("key").addEventListener("click", async () => {
+  if (await askForKey("The page goes on with another key.", true)) location.reload();
+});
 
 // `fetch` with the key; asks for one, and again, while the server says 401. The path is below the server's root.
 export async function send(path, options = {}) {

@@ -39,7 +39,7 @@ export class Tree {
     const { placed, lines, hidden } = arrange(roots, innerWidth < 700 ? LINES_NARROW : LINES, (chain) => this.#place(chain));
     this.placed = placed;
     this.width = this.element.clientWidth;
-    const deepest = Math.max(...placed.map(({ chain }) => chain.depth + chain.rows.length), 1);
+    const deepest = Math.max(...placed.map(({ chain }) => chain.start + chain.rows.length), 1);
     this.tallest = Math.max(this.tallest, lines);
     this.element.style.height = `${this.tallest * LINE_PX}px`; // it never shrinks: what stands below stays in place
     if (!placed.some(({ chain }) => chain.key === this.focused)) this.focused = placed[0]?.chain.key ?? null;
@@ -71,8 +71,8 @@ export class Tree {
   #fill(element, item, deepest) {
     const { chain, level, line, lines, more } = item;
     const [blocks, name] = element.children;
-    const left = chain.depth / deepest;
-    const right = (chain.depth + chain.rows.length) / deepest;
+    const left = chain.start / deepest;
+    const right = (chain.start + chain.rows.length) / deepest;
     const room = 1 - ROOM_FOR_LABEL;
     element.style.top = `${line * LINE_PX}px`;
     element.style.height = `${lines * LINE_PX}px`;
@@ -108,9 +108,9 @@ export class Tree {
 
   #spoken({ chain, more }) {
     const { store } = this;
-    const first = chain.depth * store.blockSize;
+    const first = chain.rows[0].depth * store.blockSize;
     const last = chain.rows[chain.rows.length - 1];
-    const end = (last.depth - 1) * store.blockSize + store.blockSize + last.filled;
+    const end = last.depth * store.blockSize + last.filled;
     const said = [`${many(chain.rows.length, "block")}, tokens ${count(first)} to ${count(Math.max(first, end - 1))}`];
     if (chain.readers.length) {
       const names = chain.readers.slice(0, 4).map((name) => this.#reader(name));
