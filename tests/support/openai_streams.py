@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 
 @dataclass
 class Choice:
@@ -25,6 +27,11 @@ class Collected:
     choices: list[Choice]
     usage: Any
     octavo: Any
+
+
+def checked(kind: Any, data: str) -> Any:
+    """`data`, which is JSON of exactly this kind."""
+    return TypeAdapter(kind).validate_json(data, strict=True)
 
 
 def events(text: str) -> list[str]:

@@ -201,9 +201,11 @@ def test_the_bytes_of_sentencepiece_tokens() -> None:
 def test_top_logprobs_are_the_likeliest_in_order() -> None:
     tokens = TokenBytes(Tokenizer(byte_tokenizer()))
     step = {9: Logprob(-5.0, 7, "x"), 3: Logprob(-0.1, 1, "y"), 4: Logprob(float("-inf"), 2, "z")}
-    found = chat_logprobs([step], [9], 2, tokens).content
-    assert found is not None
-    assert (found[0].logprob, [entry.logprob for entry in found[0].top_logprobs]) == (-5.0, [-0.1, -9999.0])
+    (found,) = chat_logprobs([step], [9], 2, tokens)["content"]
+    assert (found["logprob"], [entry["logprob"] for entry in found["top_logprobs"]]) == (
+        -5.0,
+        [-0.1, -9999.0],
+    )
 
 
 def test_offsets_count_characters_however_the_tokens_come() -> None:
@@ -215,4 +217,4 @@ def test_offsets_count_characters_however_the_tokens_come() -> None:
         found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for at in range(0, len(ids), size):
             counted.take(steps[at : at + size], ids[at : at + size], found)
-        assert found.text_offset == [0, 0, 1, 1, 2, 2, 2, 2, 3]
+        assert found["text_offset"] == [0, 0, 1, 1, 2, 2, 2, 2, 3]

@@ -48,7 +48,6 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             note_aborted("disconnect")
-            note_aborted("disconnect")
             raise ClientGone("the client has hung up")
         return task.result()
     finally:

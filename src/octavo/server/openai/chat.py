@@ -12,7 +12,7 @@ from starlette.responses import Response
 from octavo.server import generation, sse
 from octavo.server.generation import Job
 from octavo.server.logs import note_user
-from octavo.server.openai.common import ANSWERS, DONE, answer, check_logprobs, encode, head, stream
+from octavo.server.openai.common import ANSWERS, DONE, answer, check_logprobs, chunk, head, stream
 from octavo.server.openai.logprobs import TokenBytes
 from octavo.server.openai.reply import Reply, Shape
 from octavo.server.openai.responses import ChatCompletion, usage_so_far
@@ -74,5 +74,4 @@ async def _events(
             chunks = reply.chunks(new, {"usage": later} if body.include_usage else {})
             if output.finished and body.include_usage:
                 chunks.append(reply.usage(output))
-            end = DONE if output.finished else b""
-            yield b"".join(sse.event(encode(chunk)) for chunk in chunks) + end
+            yield b"".join(map(chunk, chunks)) + (DONE if output.finished else b"")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import orjson
 from fastapi import Request
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from octavo import __version__
 from octavo.errors import InvalidRequest, OctavoError, error_body
 from octavo.server import sse
+from octavo.server.openai.responses import Head
 from octavo.server.problems import ErrorBody
 from octavo.server.state import ServerState
 
@@ -26,25 +26,27 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def head(state: ServerState, model: str, prefix: str, request_id: str, tier: str | None) -> dict[str, Any]:
+def head(state: ServerState, model: str, prefix: str, request_id: str, tier: str | None = None) -> Head:
     """The fields that a response to `request_id` begins with."""
-    fields = {
+    fields: Head = {
         "id": f"{prefix}-{request_id}",
         "created": int(time.time()),
         "model": model,
         "system_fingerprint": f"fp_{state.facts.digest[:12]}_{__version__}",
     }
-    return fields if tier is None else {**fields, "service_tier": "default"}
+    if tier is not None:
+        fields["service_tier"] = "default"
+    return fields
 
 
-def encode(body: BaseModel) -> bytes:
-    """`body` as it is sent: fields that were not set are left out."""
-    return body.model_dump_json(exclude_unset=True).encode()
+def chunk(body: Mapping[str, Any]) -> bytes:
+    """`body` as an event of a stream."""
+    return sse.event(orjson.dumps(body))
 
 
-async def answer(build: Callable[[], BaseModel]) -> Response:
+async def answer(build: Callable[[], Mapping[str, Any]]) -> Response:
     """What `build` makes as a response. Log-probs of a long answer take a while, in which the event loop goes on."""
-    return Response(await asyncio.to_thread(lambda: encode(build())), media_type="application/json")
+    return Response(await asyncio.to_thread(lambda: orjson.dumps(build())), media_type="application/json")
 
 
 def check_logprobs(choices: int, per_token: int | None, tokens: int) -> None:
@@ -64,4 +66,4 @@ async def stream(request: Request, state: ServerState, events: AsyncGenerator[by
 
 
 def _failed(error: OctavoError) -> bytes:
-    return sse.event(orjson.dumps(error_body(error)))
+    return chunk(error_body(error))

@@ -17,16 +17,18 @@ from octavo.params import SamplingParams
 from octavo.server import generation, sse
 from octavo.server.generation import Delta, Job
 from octavo.server.logs import note_user
-from octavo.server.openai.common import ANSWERS, DONE, answer, check_logprobs, encode, head, stream
-from octavo.server.openai.logprobs import LEAST, CompletionTokens, TokenBytes, special_tokens
+from octavo.server.openai.common import ANSWERS, DONE, answer, check_logprobs, chunk, head, stream
+from octavo.server.openai.logprobs import CompletionTokens, TokenBytes, special_tokens
 from octavo.server.openai.responses import (
     Completion,
     CompletionChoice,
     CompletionFinish,
     CompletionLogprobs,
-    ReceiptBody,
-    Usage,
-    prompt_tokens,
+    Counted,
+    Head,
+    receipt_body,
+    scored,
+    usage_of,
     usage_so_far,
 )
 from octavo.server.openai.schemas import MAX_PROMPTS, CompletionRequest
@@ -45,7 +47,7 @@ async def create(
     model = state.check_model(body.model)
     note_user(body.user)
     jobs = _jobs(body, request, state)
-    reply = _Reply(head(state, model, "cmpl", request.state.request_id, None), body, state)
+    reply = _Reply(head(state, model, "cmpl", request.state.request_id), body, state)
     with blamed_on(body):
         if body.stream:
             return await stream(request, state, _events(state, jobs, reply, body.include_usage))
@@ -114,20 +116,20 @@ async def _events(
                 finished[prompt] = output
             if all(finished):
                 last = [output for output in finished if output is not None]
-                usage = sse.event(encode(reply.usage(last))) if include_usage else b""
+                usage = chunk(reply.usage(last)) if include_usage else b""
                 events += usage + DONE
             if events:
                 yield events
 
 
 def _chunks(reply: _Reply, prompt: int, new: Sequence[Delta], output: RequestOutput) -> bytes:
-    return b"".join(sse.event(encode(chunk)) for chunk in reply.chunks(prompt, new, output))
+    return b"".join(map(chunk, reply.chunks(prompt, new, output)))
 
 
 class _Reply:
     """The completions of all prompts."""
 
-    def __init__(self, head: dict[str, Any], body: CompletionRequest, state: ServerState) -> None:
+    def __init__(self, head: Head, body: CompletionRequest, state: ServerState) -> None:
         self._head = head
         self._body = body
         self._state = state
@@ -148,29 +150,34 @@ class _Reply:
             for prompt, output in enumerate(outputs)
             for delta in generation.deltas_of(output)
         ]
-        return Completion(**self._head, object="text_completion", choices=choices, **self._account(outputs))
+        return self._with_account(choices, outputs)
 
     def chunks(self, prompt: int, new: Sequence[Delta], output: RequestOutput) -> list[Completion]:
         """The events for what is new in the answers to a prompt."""
-        later: dict[str, Any] = {"usage": None} if self._body.include_usage else {}
+        later: Counted = {"usage": None} if self._body.include_usage else {}
         if self._body.counts_on:
             later["usage"] = usage_so_far(output)
         choices = [self._choice(prompt, delta, output) for delta in new]
         return [
-            Completion(**self._head, object="text_completion", choices=[choice], **later)
+            {**self._head, "object": "text_completion", "choices": [choice], **later}
             for choice in choices
-            if choice.text or choice.logprobs is not None or choice.finish_reason is not None
+            if choice["text"] or choice["logprobs"] is not None or choice["finish_reason"] is not None
         ]
 
     def usage(self, outputs: Sequence[RequestOutput]) -> Completion:
         """The last event: usage and receipts."""
-        return Completion(**self._head, object="text_completion", choices=[], **self._account(outputs))
+        return self._with_account([], outputs)
 
-    def _account(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def _with_account(self, choices: list[CompletionChoice], outputs: Sequence[RequestOutput]) -> Completion:
         receipts = [output.receipt for output in outputs if output.receipt is not None]
-        bodies = [ReceiptBody.of(receipt) for receipt in receipts]
-        usage = Usage.of(receipts, 0 if self._body.max_tokens == 0 else None)
-        return {"usage": usage, "octavo": bodies[0] if len(bodies) == 1 else bodies}
+        bodies = [receipt_body(receipt) for receipt in receipts]
+        return {
+            **self._head,
+            "object": "text_completion",
+            "choices": choices,
+            "usage": usage_of(receipts, 0 if self._body.max_tokens == 0 else None),
+            "octavo": bodies[0] if len(bodies) == 1 else bodies,
+        }
 
     def _choice(self, prompt: int, delta: Delta, output: RequestOutput) -> CompletionChoice:
         """What is new in a choice; the prompt is a part of it where it is echoed."""
@@ -179,16 +186,16 @@ class _Reply:
         only_echo = body.max_tokens == 0
         first = index not in self._texts
         text = self._prompt_text(output) if first and body.echo else ""
-        choice = CompletionChoice(
-            index=index,
-            text=text if only_echo else text + delta.text,
-            logprobs=self._logprobs(index, delta, output),
-            finish_reason="length" if only_echo else _reason(delta.finish_reason),
-        )
+        choice: CompletionChoice = {
+            "index": index,
+            "text": text if only_echo else text + delta.text,
+            "logprobs": self._logprobs(index, delta, output),
+            "finish_reason": "length" if only_echo else _reason(delta.finish_reason),
+        }
         if delta.finish_reason is not None:
-            choice.stop_reason = None if only_echo else delta.stop_reason
-            if body.prompt_logprobs is not None and output.prompt_logprobs is not None:
-                choice.prompt_logprobs = prompt_tokens(output.prompt_logprobs, LEAST)
+            choice["stop_reason"] = None if only_echo else delta.stop_reason
+            if body.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = scored(output)["prompt_logprobs"]
         return choice
 
     def _logprobs(self, index: int, delta: Delta, output: RequestOutput) -> CompletionLogprobs | None:
@@ -196,7 +203,12 @@ class _Reply:
         text = self._texts.setdefault(index, CompletionTokens(self._tokens, self._hidden))
         if delta.logprobs is None:
             return None
-        found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        found: CompletionLogprobs = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
         if first and self._body.echo and output.prompt_logprobs is not None:
             text.take(output.prompt_logprobs, output.prompt_token_ids, found)
         if self._body.max_tokens != 0:

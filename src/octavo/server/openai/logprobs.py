@@ -12,10 +12,13 @@ from functools import cached_property
 
 from octavo.model.tokenizer import Tokenizer
 from octavo.outputs import Logprob
-from octavo.server.openai.responses import ChoiceLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
-
-LEAST = -9999.0
-"""What stands for minus infinity, which JSON has no word for."""
+from octavo.server.openai.responses import (
+    ChoiceLogprobs,
+    CompletionLogprobs,
+    TokenLogprob,
+    TopLogprob,
+    finite,
+)
 
 _SPACE = "▁"
 
@@ -90,17 +93,14 @@ def chat_logprobs(
     """Those of a chat answer; `steps` has the sampled token and the likeliest of each of `token_ids`."""
 
     def entry(token_id: int, logprob: Logprob) -> TopLogprob:
-        return TopLogprob(token=tokens.text(token_id), logprob=_finite(logprob), bytes=list(tokens(token_id)))
+        data = tokens(token_id)
+        return {"token": tokens.text(token_id), "logprob": finite(logprob.logprob), "bytes": list(data)}
 
-    content = []
+    content: list[TokenLogprob] = []
     for token_id, step in zip(token_ids, steps, strict=True):
         ranked = sorted((item for item in step.items() if item[1].rank <= top), key=lambda item: item[1].rank)
-        content.append(
-            TokenLogprob(
-                **entry(token_id, step[token_id]).model_dump(), top_logprobs=[entry(*item) for item in ranked]
-            )
-        )
-    return ChoiceLogprobs(content=content, refusal=None)
+        content.append({**entry(token_id, step[token_id]), "top_logprobs": [entry(*item) for item in ranked]})
+    return {"content": content, "refusal": None}
 
 
 class CompletionTokens:
@@ -120,17 +120,15 @@ class CompletionTokens:
     ) -> None:
         """Add those of the next `token_ids` to `found`; None where there are none, at the first token of a prompt."""
         for token_id, step in zip(token_ids, steps, strict=True):
-            found.tokens.append(self._tokens.text(token_id))
-            found.text_offset.append(self._offset)
+            found["tokens"].append(self._tokens.text(token_id))
+            found["text_offset"].append(self._offset)
             if token_id not in self._hidden:
                 self._offset += len(self._decoder.decode(self._tokens(token_id)))
             if step is None:
-                found.token_logprobs.append(None)
-                found.top_logprobs.append(None)
+                found["token_logprobs"].append(None)
+                found["top_logprobs"].append(None)
             else:
-                found.token_logprobs.append(_finite(step[token_id]))
-                found.top_logprobs.append({self._tokens.text(t): _finite(p) for t, p in step.items()})
-
-
-def _finite(logprob: Logprob) -> float:
-    return max(logprob.logprob, LEAST)
+                found["token_logprobs"].append(finite(step[token_id].logprob))
+                found["top_logprobs"].append(
+                    {self._tokens.text(t): finite(p.logprob) for t, p in step.items()}
+                )

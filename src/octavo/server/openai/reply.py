@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from octavo.errors import RequestCancelled
 from octavo.outputs import FinishReason, RequestOutput
 from octavo.server.generation import Delta, deltas_of
 from octavo.server.openai.calls import CallArguments, CallBegins, CallReader, Event, Text
-from octavo.server.openai.logprobs import LEAST, TokenBytes, chat_logprobs
+from octavo.server.openai.logprobs import TokenBytes, chat_logprobs
 from octavo.server.openai.responses import (
     ChatChoice,
     ChatChunk,
@@ -21,11 +20,12 @@ from octavo.server.openai.responses import (
     ChatFinish,
     ChatMessage,
     ChoiceLogprobs,
-    FunctionBody,
-    ReceiptBody,
+    Counted,
+    Head,
     ToolCallBody,
-    Usage,
-    prompt_tokens,
+    receipt_body,
+    scored,
+    usage_of,
 )
 from octavo.server.openai.tools import CallForm
 
@@ -35,7 +35,7 @@ class Shape:
     """What was asked for. `head` are the fields that every response begins with, `form` that of calls that may come,
     `top` the log-probs per token, None for none."""
 
-    head: Mapping[str, Any]
+    head: Head
     form: CallForm | None
     top: int | None
     tokens: TokenBytes
@@ -51,22 +51,19 @@ class Reply:
     def whole(self, output: RequestOutput) -> ChatCompletion:
         """The response for a finished request."""
         assert output.receipt is not None
-        choices = [self._choice(delta) for delta in deltas_of(output)]
-        body = ChatCompletion(
+        return {
             **self._shape.head,
-            object="chat.completion",
-            choices=choices,
-            usage=Usage.of([output.receipt]),
-            octavo=ReceiptBody.of(output.receipt),
-        )
-        if output.prompt_logprobs is not None:
-            body.prompt_logprobs = prompt_tokens(output.prompt_logprobs, LEAST)
-        return body
+            "object": "chat.completion",
+            "choices": [self._choice(delta) for delta in deltas_of(output)],
+            "usage": usage_of([output.receipt]),
+            **scored(output),
+            "octavo": receipt_body(output.receipt),
+        }
 
-    def chunks(self, new: Sequence[Delta], later: Mapping[str, Any]) -> list[ChatChunk]:
+    def chunks(self, new: Sequence[Delta], later: Counted) -> list[ChatChunk]:
         """The events for what is new; `later` is what each of them says of usage."""
         return [
-            ChatChunk(**self._shape.head, object="chat.completion.chunk", choices=[choice], **later)
+            {**self._shape.head, "object": "chat.completion.chunk", "choices": [choice], **later}
             for delta in new
             for choice in self._chunk_choices(delta)
         ]
@@ -74,62 +71,68 @@ class Reply:
     def usage(self, output: RequestOutput) -> ChatChunk:
         """The last event: usage and receipt."""
         assert output.receipt is not None
-        return ChatChunk(
+        return {
             **self._shape.head,
-            object="chat.completion.chunk",
-            choices=[],
-            usage=Usage.of([output.receipt]),
-            octavo=ReceiptBody.of(output.receipt),
-        )
+            "object": "chat.completion.chunk",
+            "choices": [],
+            "usage": usage_of([output.receipt]),
+            "octavo": receipt_body(output.receipt),
+        }
 
     def _choice(self, delta: Delta) -> ChatChoice:
         choice = self._choices[delta.index]
-        text, calls = "", []
+        text = ""
+        calls: list[ToolCallBody] = []
         for event in choice.read(delta):
             if isinstance(event, Text):
                 text += event.text
             elif isinstance(event, CallBegins):
-                function = FunctionBody(name=event.name, arguments="")
-                calls.append(ToolCallBody(id=event.id, type="function", function=function))
+                calls.append(
+                    {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
+                )
             else:
-                calls[event.index].function.arguments += event.text
-        message = ChatMessage(role="assistant", content=text or (None if calls else ""), refusal=None)
+                calls[event.index]["function"]["arguments"] += event.text
+        message: ChatMessage = {
+            "role": "assistant",
+            "content": text or (None if calls else ""),
+            "refusal": None,
+        }
         if calls:
-            message.tool_calls = calls
-        return ChatChoice(
-            index=delta.index,
-            message=message,
-            logprobs=self._logprobs(delta),
-            finish_reason=choice.finish_reason(delta.finish_reason),
-            stop_reason=delta.stop_reason,
-        )
+            message["tool_calls"] = calls
+        return {
+            "index": delta.index,
+            "message": message,
+            "logprobs": self._logprobs(delta),
+            "finish_reason": choice.finish_reason(delta.finish_reason),
+            "stop_reason": delta.stop_reason,
+        }
 
     def _chunk_choices(self, delta: Delta) -> list[ChatChunkChoice]:
         first = delta.index not in self._choices
         choice = self._choices[delta.index]
-        changes = [ChatDelta(role="assistant", content="")] if first else []
+        changes: list[ChatDelta] = [{"role": "assistant", "content": ""}] if first else []
         changes += map(_change, choice.read(delta))
         logprobs = self._logprobs(delta) if delta.token_ids else None
         if logprobs is not None and len(changes) == first:
-            changes.append(ChatDelta(content=""))
-        found = [
-            ChatChunkChoice(
-                index=delta.index,
-                delta=change,
-                logprobs=logprobs if at == first else None,  # with what they belong to, and once
-                finish_reason=None,
-            )
+            changes.append({"content": ""})
+        found: list[ChatChunkChoice] = [
+            {
+                "index": delta.index,
+                "delta": change,
+                "logprobs": logprobs if at == first else None,  # with what they belong to, and once
+                "finish_reason": None,
+            }
             for at, change in enumerate(changes)
         ]
         if delta.finish_reason is not None:
             found.append(
-                ChatChunkChoice(
-                    index=delta.index,
-                    delta=ChatDelta(),
-                    logprobs=None,
-                    finish_reason=choice.finish_reason(delta.finish_reason),
-                    stop_reason=delta.stop_reason,
-                )
+                {
+                    "index": delta.index,
+                    "delta": {},
+                    "logprobs": None,
+                    "finish_reason": choice.finish_reason(delta.finish_reason),
+                    "stop_reason": delta.stop_reason,
+                }
             )
         return found
 
@@ -165,12 +168,16 @@ class _Choice:
 
 def _change(event: Event) -> ChatDelta:
     if isinstance(event, Text):
-        return ChatDelta(content=event.text)
+        return {"content": event.text}
     if isinstance(event, CallArguments):
-        return ChatDelta(
-            tool_calls=[ToolCallBody(index=event.index, function=FunctionBody(arguments=event.text))]
-        )
-    function = FunctionBody(name=event.name, arguments="")
-    return ChatDelta(
-        tool_calls=[ToolCallBody(index=event.index, id=event.id, type="function", function=function)]
-    )
+        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+    return {
+        "tool_calls": [
+            {
+                "index": event.index,
+                "id": event.id,
+                "type": "function",
+                "function": {"name": event.name, "arguments": ""},
+            }
+        ]
+    }
