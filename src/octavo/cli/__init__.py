@@ -20,6 +20,7 @@ from octavo.bench.cli import app as bench
 from octavo.cli.options import with_flags, with_server_flags
 from octavo.cli.plan import plan
 from octavo.cli.show import notice, show_log
+from octavo.cli.simulate import simulate
 from octavo.config import EngineConfig, Environment, ServerConfig
 from octavo.errors import InvalidRequest, OctavoError, error_body
 from octavo.params import SamplingParams
@@ -38,6 +39,7 @@ app = typer.Typer(
 
 app.add_typer(bench)
 app.command()(plan)
+app.command()(simulate)
 
 
 def _version(asked: bool) -> None:

@@ -110,13 +110,14 @@ class Roofline:
 
     def weight_reads(self, tokens: int) -> float:
         """Bytes of weights, over all devices, that a step of `tokens` tokens reads once."""
-        weights = self.facts.weights
-        parts = (
-            (weights.body, "body"),
-            (weights.experts_met(tokens), "experts"),
-            (weights.head_matrix, "rest"),
-        )
-        return sum(numbers * float(bits(self.weights, part)) / 8 for numbers, part in parts)
+        weights, (body, experts, rest) = self.facts.weights, self._number_bytes
+        return weights.body * body + weights.experts_met(tokens) * experts + weights.head_matrix * rest
+
+    @cached_property
+    def _number_bytes(self) -> tuple[float, float, float]:
+        """Bytes of a number of the layers, of the experts, and of the rest."""
+        body, experts, rest = (float(bits(self.weights, part)) / 8 for part in ("body", "experts", "rest"))
+        return body, experts, rest
 
     def cache_reads(self, context: int) -> float:
         """Bytes of keys and values on one device that a query reads as token number `context` of its sequence."""

@@ -60,6 +60,8 @@ class Weights:
 
     def experts_met(self, tokens: int) -> float:
         """Numbers of the experts that some of `tokens` tokens meet, on average, if each draws its own at random."""
+        if not self.experts:
+            return 0.0
         missed = (1 - self.experts_per_token / self.num_experts) ** tokens
         return self.experts * (1 - missed)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+import multiprocessing
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from octavo.simulate.measure import Measures
@@ -12,46 +15,72 @@ from octavo.simulate.routing import ROUTINGS
 from octavo.simulate.trace import Arrival
 
 
+@dataclass(frozen=True)
+class Look:
+    """What is looked at: curves in steps of `width` seconds, and how long blocks live. `leaps=False` takes every step
+    by itself, with the same outcome."""
+
+    width: float = 1.0
+    lifetimes: bool = True
+    leaps: bool = True
+
+    def replica(self, spec: ReplicaSpec) -> Replica:
+        """A fresh one."""
+        return Replica(spec, self.width, leaps=self.leaps, lifetimes=self.lifetimes)
+
+
 def simulate(
     arrivals: Iterable[Arrival],
     spec: ReplicaSpec,
     *,
     replicas: int = 1,
     routing: str = "round-robin",
-    width: float = 1.0,
-    leaps: bool = True,
-    lifetimes: bool = True,
+    look: Look = Look(),
+    processes: int = 1,
 ) -> Measures:
-    """Serve `arrivals`, ordered by time, and count. `width` is the resolution of curves in seconds."""
-    fleet = [Replica(spec, width, leaps=leaps, lifetimes=lifetimes) for _ in range(replicas)]
-    if routing == "round-robin":
-        _apart(arrivals, fleet)
-    else:
-        _together(arrivals, fleet, routing)
-    total = Measures(width)
-    for replica in fleet:
-        replica.cache.check()
-        total.merge(replica.measures)
+    """Serve `arrivals`, ordered by time, and count.
+
+    With round-robin routing replicas know nothing of each other: they are simulated one after the other, in up to
+    `processes` processes, and only one per process is in memory.
+    """
+    total = Measures(look.width)
+    counted = _apart if routing == "round-robin" else partial(_together, routing=routing)
+    for measures in counted(list(arrivals), spec, replicas, look, processes=processes):
+        total.merge(measures)
     return total
 
 
-def _apart(arrivals: Iterable[Arrival], fleet: list[Replica]) -> None:
-    """Replicas that get their requests in turn know nothing of each other: each runs up to its own next arrival."""
-    for number, arrival in enumerate(arrivals):
-        replica = fleet[number % len(fleet)]
+def _alone(spec: ReplicaSpec, look: Look, arrivals: Sequence[Arrival]) -> Measures:
+    replica = look.replica(spec)
+    for arrival in arrivals:
         replica.advance(arrival.at)
         replica.add(arrival)
-    for replica in fleet:
-        replica.advance(inf)
+    replica.advance(inf)
+    replica.cache.check()
+    return replica.measures
 
 
-def _together(arrivals: Iterable[Arrival], fleet: list[Replica], routing: str) -> None:
+def _apart(
+    arrivals: list[Arrival], spec: ReplicaSpec, replicas: int, look: Look, processes: int
+) -> Iterator[Measures]:
+    shares = (arrivals[i::replicas] for i in range(replicas))
+    if processes == 1:
+        yield from (_alone(spec, look, share) for share in shares)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap(partial(_alone, spec, look), shares)
+
+
+def _together(
+    arrivals: list[Arrival], spec: ReplicaSpec, replicas: int, look: Look, processes: int, routing: str
+) -> Iterator[Measures]:
     """All replicas stand at the time of an arrival when it is routed."""
+    fleet = [look.replica(spec) for _ in range(replicas)]
     route = ROUTINGS[routing](fleet)
     events: list[tuple[float, int]] = []
     listed = [False] * len(fleet)
 
-    def look(i: int) -> None:
+    def expect(i: int) -> None:
         at = fleet[i].next_at
         if at is not None and not listed[i]:
             listed[i] = True
@@ -62,10 +91,12 @@ def _together(arrivals: Iterable[Arrival], fleet: list[Replica], routing: str) -
             _, i = heapq.heappop(events)
             listed[i] = False
             fleet[i].advance(arrival.at)
-            look(i)
+            expect(i)
         chosen = route(arrival)
         fleet[chosen].advance(arrival.at)
         fleet[chosen].add(arrival)
-        look(chosen)
+        expect(chosen)
     for replica in fleet:
         replica.advance(inf)
+        replica.cache.check()
+        yield replica.measures

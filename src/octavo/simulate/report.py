@@ -1,0 +1,228 @@
+"""Simulations as a user asks for them: one row per combination of what is swept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from octavo.cache.formats import FORMATS
+from octavo.cache.policy import POLICIES
+from octavo.errors import ConfigError, show
+from octavo.plan.planner import Case
+from octavo.plan.report import make_plan
+from octavo.simulate.cache_only import CacheOnly, cache_only
+from octavo.simulate.cost import RooflineCost, StepCost
+from octavo.simulate.loop import Look, simulate
+from octavo.simulate.measure import Measures
+from octavo.simulate.replica import ReplicaSpec
+from octavo.simulate.routing import ROUTINGS
+from octavo.simulate.trace import Arrival, read_trace
+
+CURVE_POINTS = 120
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One combination of what can be swept. `capacity` is the cache of a replica, in blocks; None is what fits."""
+
+    kv_cache_dtype: str
+    capacity: int | None
+    cache_policy: str
+    replicas: int
+    routing: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting and what came of it; `blocks` is the cache of a replica."""
+
+    setting: Setting
+    blocks: int
+    measures: Measures
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON. Times are seconds."""
+        m, s = self.measures, self.setting
+        return {
+            "requests": m.finished,
+            "hit_rate": m.reused_tokens / m.prompt_tokens if m.prompt_tokens else 0.0,
+            "ttft_s": m.ttft.to_dict(),
+            "itl_s": m.itl.to_dict(),
+            "output_tokens_per_s": m.output_tokens / m.ended_at if m.ended_at else 0.0,
+            "preemptions": m.preemptions,
+            "rejected": m.rejected,
+            "waiting_s": m.waiting.to_dict(),
+            "block_lifetime_s": m.lifetime.to_dict(),
+            "prompt_tokens": m.prompt_tokens,
+            "output_tokens": m.output_tokens,
+            "recomputed_tokens": m.recomputed_tokens,
+            "duration_s": m.ended_at,
+            "steps": m.steps,
+            "kv_cache_dtype": s.kv_cache_dtype,
+            "capacity_blocks": self.blocks,
+            "cache_policy": s.cache_policy,
+            "replicas": s.replicas,
+            "routing": s.routing,
+            "occupancy": {"running": m.running.points(), "cached": m.cached.points()},
+            "waiting_requests": m.queue.points(),
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows of one command."""
+
+    trace: str
+    model: str
+    hardware: str
+    cost: str
+    rows: tuple[Row, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the first row, and all of them under `rows` where something was swept."""
+        head = {"trace": self.trace, "model": self.model, "hardware": self.hardware, "cost": self.cost}
+        rows = [row.to_dict() for row in self.rows]
+        return {**rows[0], **head, **({"rows": rows} if len(rows) > 1 else {})}
+
+
+def load(trace: Path, requests: int | None = None, speed: float = 1.0) -> list[Arrival]:
+    """The first `requests` requests of a trace, coming `speed` times as fast. Raises `ConfigError`."""
+    if requests is not None and requests < 1:
+        raise ConfigError(f"requests={requests} must be at least 1", param="requests")
+    if not 0 < speed < 1e6:
+        raise ConfigError(f"speed={speed} must be from 0 to a million", param="speed")
+    arrivals = read_trace(trace)[:requests]
+    return arrivals if speed == 1 else [replace(a, at=a.at / speed) for a in arrivals]
+
+
+def run_cache_only(arrivals: Sequence[Arrival], capacities: str | None, policies: str) -> list[CacheOnly]:
+    """Hits for every capacity in blocks (None, or `unlimited`: all of them) and every policy."""
+    return [
+        cache_only(arrivals, capacity, policy)
+        for policy in _names("cache_policy", policies, POLICIES)
+        for capacity in _capacities(capacities)
+    ]
+
+
+def run(
+    trace: Path,
+    arrivals: Sequence[Arrival],
+    model: str,
+    hardware: str,
+    *,
+    kv_cache_dtype: str = "bf16",
+    capacity: str | None = None,
+    cache_policy: str = "lru",
+    replicas: str = "1",
+    routing: str = "round-robin",
+    weights: str | None = None,
+    kv_budget: str | None = None,
+    block_size: int | None = None,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 512,
+    processes: int = 1,
+    lifetimes: bool = True,
+    notice: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Simulate every combination of the options that list several values with commas.
+
+    Raises `ConfigError` or `ModelNotFound` naming the field.
+    """
+    for name, value in (
+        ("max_num_seqs", max_num_seqs),
+        ("max_num_batched_tokens", max_num_batched_tokens),
+        ("processes", processes),
+    ):
+        if value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1", param=name)
+    options: dict[str, Any] = {"weights": weights, "kv_budget": kv_budget, "block_size": block_size}
+    plan = make_plan(model, hardware, kv_cache_dtype=kv_cache_dtype, notice=notice, **options)
+    cases = {case.format: case for case in plan.cases}
+    look = Look(max(a.at for a in arrivals) / CURVE_POINTS or 1.0, lifetimes)
+    rows = []
+    for setting in _settings(list(cases), capacity, cache_policy, replicas, routing):
+        spec = _spec(cases[setting.kv_cache_dtype], setting, max_num_seqs, max_num_batched_tokens)
+        measures = simulate(
+            arrivals,
+            spec,
+            replicas=setting.replicas,
+            routing=setting.routing,
+            look=look,
+            processes=processes,
+        )
+        rows.append(Row(setting, spec.cache_bytes // sum(spec.layout.block_sizes_bytes), measures))
+    return Report(str(trace), plan.facts.name, plan.hardware.name, "roofline", tuple(rows))
+
+
+def _spec(case: Case, setting: Setting, max_num_seqs: int, max_num_batched_tokens: int) -> ReplicaSpec:
+    if not FORMATS[case.format].in_engine:
+        raise ConfigError(
+            f"kv_cache_dtype={case.format!r} can be planned, but not simulated: the engine does not serve it yet",
+            param="kv_cache_dtype",
+        )
+    if case.hardware.count > 1:
+        raise ConfigError(
+            f"hardware={case.hardware.name!r}: a replica is one device; --replicas says how many there are",
+            param="hardware",
+        )
+    block = sum(case.device_layout.block_sizes_bytes)
+    cache_bytes = case.cache_bytes if setting.capacity is None else setting.capacity * block
+    if cache_bytes < block:
+        raise ConfigError(
+            f"hardware={case.hardware.name!r}: {cache_bytes} bytes are left for the cache, and one block takes {block}",
+            param="hardware",
+        )
+    cost: StepCost = RooflineCost(case.roofline)
+    return ReplicaSpec(
+        case.device_layout,
+        cache_bytes,
+        cost,
+        setting.cache_policy,
+        max_num_seqs,
+        max_num_batched_tokens,
+        None,
+    )
+
+
+def _settings(
+    formats: Sequence[str], capacity: str | None, policy: str, replicas: str, routing: str
+) -> Iterator[Setting]:
+    yield from (
+        Setting(*values)
+        for values in product(
+            formats,
+            _capacities(capacity),
+            _names("cache_policy", policy, POLICIES),
+            _counts("replicas", replicas),
+            _names("routing", routing, ROUTINGS),
+        )
+    )
+
+
+def _capacities(text: str | None) -> list[int | None]:
+    if text is None:
+        return [None]
+    parts = [part.strip() for part in text.split(",")]
+    return [None if part == "unlimited" else _counts("capacity", part)[0] for part in parts]
+
+
+def _counts(param: str, text: str) -> list[int]:
+    found = []
+    for part in text.split(","):
+        part = part.strip()
+        digits, scale = (part[:-1], 1000) if part.endswith("k") else (part, 1)
+        if not digits.isascii() or not digits.isdecimal() or not 1 <= int(digits) * scale <= 1 << 40:
+            raise ConfigError(f"{param}={show(part)} is not a number such as 8 or 10k", param=param)
+        found.append(int(digits) * scale)
+    return found
+
+
+def _names(param: str, text: str, known: dict[str, Any]) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if part not in known:
+            raise ConfigError(f"{param}={show(part)} is not one of {', '.join(known)}", param=param)
+    return parts
