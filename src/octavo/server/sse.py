@@ -97,11 +97,12 @@ class _EventStream(Response):
         self._failed = failed
         self._send_timeout = send_timeout
         self._dropped = dropped
+        self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
             try:
-                await unless_gone(receive, self._send_all(send))
+                await unless_gone(receive, self._send_in_time(send))
             except ClientGone:
                 return
             except TimeoutError:
@@ -109,16 +110,30 @@ class _EventStream(Response):
                 # Closing would wait for the client to read what is still buffered.
                 scope.get("extensions", {}).get("octavo.abort", lambda: None)()
 
-    async def _send_all(self, send: Send) -> None:
-        async def put(message: dict[str, object]) -> None:
-            async with asyncio.timeout(self._send_timeout):
-                await send(message)
+    async def _send_in_time(self, send: Send) -> None:
+        """Send all, or raise `TimeoutError`. One look now and then is cheaper than a timeout around every message."""
+        sender = asyncio.ensure_future(self._send_all(send))
+        try:
+            while not sender.done():
+                await asyncio.wait({sender}, timeout=self._send_timeout / 4)
+                if self._sending_since is not None and _now() - self._sending_since > self._send_timeout:
+                    raise TimeoutError
+            sender.result()
+        finally:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
 
-        await put({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await put({"type": "http.response.body", "body": self._first, "more_body": True})
+    async def _send_all(self, send: Send) -> None:
+        async def put(kind: str, **rest: object) -> None:
+            self._sending_since = _now()
+            await send({"type": f"http.response.{kind}", **rest})
+            self._sending_since = None
+
+        await put("start", status=200, headers=self.raw_headers)
+        await put("body", body=self._first, more_body=True)
         async for data in self._guarded():
-            await put({"type": "http.response.body", "body": data, "more_body": True})
-        await put({"type": "http.response.body", "body": b"", "more_body": False})
+            await put("body", body=data, more_body=True)
+        await put("body", body=b"", more_body=False)
 
     async def _guarded(self) -> AsyncGenerator[bytes, None]:
         """The events, and at the end the error that ended them."""
@@ -132,3 +147,7 @@ class _EventStream(Response):
             note_aborted("error")
             logger.exception("a stream has failed")
             yield self._failed(internal())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
