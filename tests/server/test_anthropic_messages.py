@@ -9,8 +9,10 @@ from typing import Any
 
 import anthropic
 import pytest
+from pydantic import TypeAdapter
 
 from octavo import AsyncEngine
+from octavo.server.anthropic.responses import MessageEvent
 from support.serving import SMALL, Served, serving
 
 SYSTEM = "You answer in bytes. " * 8
@@ -93,6 +95,7 @@ def test_the_events_of_a_stream_as_they_are_sent(served: Served) -> None:
         sent = client.post("/v1/messages", json=body).text
     events = [dict(line.split(": ", 1) for line in part.split("\n")) for part in sent.strip().split("\n\n")]
     datas = [json.loads(event["data"]) for event in events]
+    TypeAdapter(list[MessageEvent]).validate_python(datas, strict=True)
     assert [event["event"] for event in events] == [data["type"] for data in datas]
     start, end, last = datas[0]["message"], datas[-2], datas[-1]
     assert datas[1] == {"type": "ping"}

@@ -227,5 +227,5 @@ def test_the_content_of_plain_text_is_one_block() -> None:
     content = Content(PlainReader())
     events = [*content.feed("a"), *content.feed(""), *content.feed("b"), *content.finish()]
     assert [e["type"].removeprefix("content_block_") for e in events] == ["start", "delta", "delta", "stop"]
-    assert [block.model_dump() for block in content.blocks] == [{"type": "text", "text": "ab"}]
+    assert content.blocks == [{"type": "text", "text": "ab"}]
     assert list(Content(PlainReader()).finish()) == []

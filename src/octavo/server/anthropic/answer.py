@@ -5,16 +5,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 
-from octavo.cache.receipt import Receipt
 from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.server.anthropic.content import AnswerEvent, Content, Reader
-from octavo.server.anthropic.schemas import (
-    CacheCreation,
-    MessagesRequest,
+from octavo.server.anthropic.content import Content, Reader
+from octavo.server.anthropic.responses import (
+    MessageBegun,
+    MessageEvent,
     MessagesResponse,
     StopReason,
-    Usage,
+    usage_of,
 )
+from octavo.server.anthropic.schemas import MessagesRequest
 from octavo.server.generation import Delta
 from octavo.server.openai.responses import receipt_body
 
@@ -34,47 +34,52 @@ class Answer:
         [answer] = output.outputs
         for _ in self._grown(answer.text, finished=True):
             pass
-        return self._message(output, answer)
+        assert output.receipt is not None
+        return {**self._message(output, answer), "octavo": receipt_body(output.receipt)}
 
-    def changes(self, deltas: Sequence[Delta], output: RequestOutput) -> Iterator[AnswerEvent]:
+    def changes(self, deltas: Sequence[Delta], output: RequestOutput) -> Iterator[MessageEvent]:
         """The events that tell of `deltas`; `output` is the snapshot they lead to."""
         [answer] = output.outputs
         if not self._begun:
             self._begun = True
-            message = self._message(output, None).model_dump(exclude={"octavo"})
-            yield {"type": "message_start", "message": message}
+            yield {"type": "message_start", "message": self._message(output, None)}
             yield {"type": "ping"}
         yield from self._grown("".join(delta.text for delta in deltas), finished=output.finished)
         if output.finished:
-            message = self._message(output, answer).model_dump()
-            delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+            assert output.receipt is not None
             yield {
                 "type": "message_delta",
-                "delta": delta,
-                "usage": message["usage"],
-                "octavo": message["octavo"],
+                "delta": {
+                    "stop_reason": self._stop_reason(answer),
+                    "stop_sequence": _stop_sequence(answer),
+                },
+                "usage": usage_of(output.receipt, self._tokens(output)),
+                "octavo": receipt_body(output.receipt),
             }
             yield {"type": "message_stop"}
 
-    def _grown(self, text: str, *, finished: bool) -> Iterator[AnswerEvent]:
+    def _grown(self, text: str, *, finished: bool) -> Iterator[MessageEvent]:
         if self._request.max_tokens:
             yield from self._content.feed(text)
             if finished:
                 yield from self._content.finish()
 
-    def _message(self, output: RequestOutput, answer: CompletionOutput | None) -> MessagesResponse:
+    def _message(self, output: RequestOutput, answer: CompletionOutput | None) -> MessageBegun:
         """The message so far; `answer` is what it came to, once it is complete."""
         assert output.receipt is not None
-        tokens = len(output.outputs[0].token_ids) if self._request.max_tokens else 0
-        return MessagesResponse(
-            id=self._id,
-            model=self._model,
-            content=self._content.blocks,
-            stop_reason=None if answer is None else self._stop_reason(answer),
-            stop_sequence=None if answer is None else _stop_sequence(answer),
-            usage=_usage(output.receipt, tokens),
-            octavo=receipt_body(output.receipt),
-        )
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": self._content.blocks,
+            "stop_reason": None if answer is None else self._stop_reason(answer),
+            "stop_sequence": None if answer is None else _stop_sequence(answer),
+            "usage": usage_of(output.receipt, self._tokens(output)),
+        }
+
+    def _tokens(self, output: RequestOutput) -> int:
+        return len(output.outputs[0].token_ids) if self._request.max_tokens else 0
 
     def _stop_reason(self, answer: CompletionOutput) -> StopReason:
         if answer.finish_reason == "length":
@@ -87,20 +92,3 @@ class Answer:
 
 def _stop_sequence(answer: CompletionOutput) -> str | None:
     return answer.stop_reason if isinstance(answer.stop_reason, str) else None
-
-
-def _usage(receipt: Receipt, output_tokens: int) -> Usage:
-    """Read is what was found in the cache; created, what was not and is kept because it was marked."""
-    read = receipt.reused_tokens
-    created = {300.0: 0, 3600.0: 0}
-    for pinned in receipt.pinned:
-        created[pinned.ttl_s] = max(0, pinned.tokens - read)
-    return Usage(
-        input_tokens=receipt.prompt_tokens - read - sum(created.values()),
-        cache_read_input_tokens=read,
-        cache_creation_input_tokens=sum(created.values()),
-        cache_creation=CacheCreation(
-            ephemeral_5m_input_tokens=created[300.0], ephemeral_1h_input_tokens=created[3600.0]
-        ),
-        output_tokens=output_tokens,
-    )

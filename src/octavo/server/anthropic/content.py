@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic_core import from_json
 
-from octavo.server.anthropic.schemas import TextAnswer, ToolUseAnswer
+from octavo.server.anthropic.responses import (
+    InputDelta,
+    MessageEvent,
+    TextContent,
+    TextDelta,
+    ToolUseContent,
+)
 from octavo.server.openai.calls import CallArguments, CallBegins, Event, Text
-
-AnswerEvent = dict[str, Any]
 
 
 class Reader(Protocol):
@@ -38,7 +42,7 @@ class Content:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._blocks: list[TextAnswer | ToolUseAnswer] = []
+        self._blocks: list[TextContent | ToolUseContent] = []
         self._arguments: dict[int, str] = {}
         self._open = False
 
@@ -48,50 +52,51 @@ class Content:
         return bool(self._arguments)
 
     @property
-    def blocks(self) -> list[TextAnswer | ToolUseAnswer]:
+    def blocks(self) -> list[TextContent | ToolUseContent]:
         """The blocks so far. Arguments that were cut short hold what is complete of them."""
         for index, arguments in self._arguments.items():
             block = self._blocks[index]
-            assert isinstance(block, ToolUseAnswer)
-            block.input = from_json(arguments or "{}", allow_partial=True)
+            assert block["type"] == "tool_use"
+            block["input"] = from_json(arguments or "{}", allow_partial=True)
         return self._blocks
 
-    def feed(self, text: str) -> Iterator[AnswerEvent]:
+    def feed(self, text: str) -> Iterator[MessageEvent]:
         """What `text` adds."""
         yield from self._tell(self._reader.feed(text))
 
-    def finish(self) -> Iterator[AnswerEvent]:
+    def finish(self) -> Iterator[MessageEvent]:
         """The end of the last block."""
         yield from self._tell(self._reader.finish())
         yield from self._close()
 
-    def _tell(self, events: Iterable[Event]) -> Iterator[AnswerEvent]:
+    def _tell(self, events: Iterable[Event]) -> Iterator[MessageEvent]:
         for event in events:
             if isinstance(event, CallBegins):
-                yield from self._begin(ToolUseAnswer(id=tool_use_id(event.id), name=event.name, input={}))
+                name, call = event.name, tool_use_id(event.id)
+                yield from self._begin({"type": "tool_use", "id": call, "name": name, "input": {}})
                 self._arguments[len(self._blocks) - 1] = ""
             elif isinstance(event, CallArguments):
                 self._arguments[len(self._blocks) - 1] += event.text
                 yield self._delta({"type": "input_json_delta", "partial_json": event.text})
             else:
-                if not (self._open and isinstance(self._blocks[-1], TextAnswer)):
-                    yield from self._begin(TextAnswer(text=""))
+                if not self._open or self._blocks[-1]["type"] != "text":
+                    yield from self._begin({"type": "text", "text": ""})
                 block = self._blocks[-1]
-                assert isinstance(block, TextAnswer)
-                block.text += event.text
+                assert block["type"] == "text"
+                block["text"] += event.text
                 yield self._delta({"type": "text_delta", "text": event.text})
 
-    def _begin(self, block: TextAnswer | ToolUseAnswer) -> Iterator[AnswerEvent]:
+    def _begin(self, block: TextContent | ToolUseContent) -> Iterator[MessageEvent]:
         yield from self._close()
         self._blocks.append(block)
         self._open = True
-        index = len(self._blocks) - 1
-        yield {"type": "content_block_start", "index": index, "content_block": block.model_dump()}
+        empty = block.copy()
+        yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": empty}
 
-    def _delta(self, delta: dict[str, str]) -> AnswerEvent:
+    def _delta(self, delta: TextDelta | InputDelta) -> MessageEvent:
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
-    def _close(self) -> Iterator[AnswerEvent]:
+    def _close(self) -> Iterator[MessageEvent]:
         if self._open:
             self._open = False
             yield {"type": "content_block_stop", "index": len(self._blocks) - 1}

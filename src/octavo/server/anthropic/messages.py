@@ -15,8 +15,9 @@ from octavo.errors import OctavoError
 from octavo.server import generation, sse
 from octavo.server.anthropic import translate
 from octavo.server.anthropic.answer import Answer
-from octavo.server.anthropic.content import AnswerEvent, PlainReader
-from octavo.server.anthropic.schemas import MessagesRequest, MessagesResponse, Prompt, TokenCount
+from octavo.server.anthropic.content import PlainReader
+from octavo.server.anthropic.responses import MessageEvent, MessagesResponse, TokenCount
+from octavo.server.anthropic.schemas import MessagesRequest, Prompt
 from octavo.server.generation import Job
 from octavo.server.openai.calls import CallReader
 from octavo.server.openai.translate import Conversation
@@ -47,7 +48,7 @@ async def create(body: MessagesRequest, request: Request, state: State) -> Respo
                 send_timeout=state.config.send_timeout,
             )
         output = await sse.unless_gone(request.receive, generation.whole(state, job))
-    return Response(answer.whole(output).model_dump_json(), media_type="application/json")
+    return Response(orjson.dumps(answer.whole(output)), media_type="application/json")
 
 
 @router.post("/v1/messages/count_tokens")
@@ -56,7 +57,7 @@ async def count_tokens(body: Prompt, request: Request, state: State) -> TokenCou
     state.check_model(body.model)
     conversation = Conversation(translate.chat_request(body), state.tokenizer)
     _, token_ids = await _encode(state, conversation, (request.state.tenant, None))
-    return TokenCount(input_tokens=len(token_ids))
+    return {"input_tokens": len(token_ids)}
 
 
 async def _job(
@@ -104,9 +105,9 @@ async def _events(state: ServerState, job: Job, answer: Answer) -> AsyncGenerato
             yield b"".join(map(_event, answer.changes(new, output)))
 
 
-def _event(data: AnswerEvent) -> bytes:
+def _event(data: MessageEvent) -> bytes:
     return sse.event(orjson.dumps(data), data["type"])
 
 
 def _failed(error: OctavoError, request_id: str) -> bytes:
-    return _event(anthropic_body(error, request_id))
+    return sse.event(orjson.dumps(anthropic_body(error, request_id)), "error")

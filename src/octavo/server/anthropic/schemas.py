@@ -1,4 +1,4 @@
-"""What `/v1/messages` accepts and answers: the part of Anthropic's API that a text model can honour.
+"""What `/v1/messages` accepts: the part of Anthropic's API that a text model can honour.
 
 Whatever is not here (images, documents, thinking, server tools ...) is refused, and the error names it.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
-from octavo.server.openai.responses import ReceiptBody
 from octavo.server.openai.strict import Strict, by_key, one_of
 
 MAX_TOOLS = 128
@@ -232,60 +231,3 @@ class MessagesRequest(Prompt):
     seed: int | None = Field(None, ge=0, lt=2**64)
     priority: int = Field(0, ge=-(2**63), lt=2**63)
     cache_salt: str | None = None
-
-
-class CacheCreation(BaseModel):
-    """Tokens newly kept because they were marked, by how long."""
-
-    ephemeral_5m_input_tokens: int
-    ephemeral_1h_input_tokens: int
-
-
-class Usage(BaseModel):
-    """`input_tokens + cache_read_input_tokens + cache_creation_input_tokens` is the length of the prompt."""
-
-    input_tokens: int
-    cache_read_input_tokens: int
-    cache_creation_input_tokens: int
-    cache_creation: CacheCreation
-    output_tokens: int
-    service_tier: Literal["standard"] = "standard"
-
-
-class TextAnswer(BaseModel):
-    """A text of the model."""
-
-    type: Literal["text"] = "text"
-    text: str
-
-
-class ToolUseAnswer(BaseModel):
-    """A call by the model."""
-
-    type: Literal["tool_use"] = "tool_use"
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
-
-
-class MessagesResponse(BaseModel):
-    """An answer. `octavo` is the receipt."""
-
-    id: str
-    type: Literal["message"] = "message"
-    role: Literal["assistant"] = "assistant"
-    model: str
-    content: list[Annotated[TextAnswer | ToolUseAnswer, Field(discriminator="type")]]
-    stop_reason: StopReason | None
-    stop_sequence: str | None
-    usage: Usage
-    octavo: ReceiptBody
-
-
-class TokenCount(BaseModel):
-    """The length of a prompt."""
-
-    input_tokens: int
