@@ -30,10 +30,20 @@ export class Inspector {
   }
 
   show({ row, offset, walked }) {
+    if (offset === this.shown && this.#isRead()) return;
+    this.shown = offset;
+    const focused = [...this.element.querySelectorAll("button")].indexOf(document.activeElement);
     if (offset === null) this.element.replaceChildren(...this.#nothing());
     else if (row === null) this.element.replaceChildren(...this.#free(offset));
     else this.element.replaceChildren(...this.#block(row));
+    if (focused >= 0) this.element.querySelectorAll("button")[focused]?.focus();
     if (walked) $("map-said").textContent = row ? this.#spoken(row) : "free";
+  }
+
+  // Whether somebody is selecting text here, to copy it.
+  #isRead() {
+    const selection = getSelection();
+    return !selection.isCollapsed && this.element.contains(selection.anchorNode);
   }
 
   #nothing() {
@@ -56,7 +66,7 @@ export class Inspector {
     const lines = [
       ["Computed for", h("span", {}, this.#swatch(row), row.owner?.label ?? "no label")],
       ["Tenant", row.owner?.tenant || "none"],
-      ["Request", short(row.owner?.request_id ?? "unknown")],
+      ["Request", row.owner?.request_id ?? "unknown"],
       ["Read by", this.#readers(row)],
       ["Holds", `tokens ${count(first)} to ${count(first + row.filled - 1)}${row.filled < size ? `, room for ${size - row.filled} more` : ""}`],
       ["Used", `${many(row.uses, "time")}, ${row.used_at === null ? "in use now" : ago(store.now.time - row.used_at)}`],

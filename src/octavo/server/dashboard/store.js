@@ -22,6 +22,7 @@ export class Store {
       this.rows = new Map();
       this.requests = new Map();
       this.events = [];
+      this.ended = [];
       this.history = { time: [] };
       this.blockSize = data.block_size;
       this.groups = data.groups;

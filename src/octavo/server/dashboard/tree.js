@@ -9,6 +9,9 @@ const LINES = 26;
 const LINES_NARROW = 16;
 const LINE_PX = 22;
 const ROOM_FOR_LABEL = 0.3;
+const ROOM_NARROW = 0.42;
+
+const narrow = matchMedia("(max-width: 820px)");
 
 export class Tree {
   constructor(store, palette, map) {
@@ -36,7 +39,8 @@ export class Tree {
   update() {
     const full = this.store.groups.findIndex((group) => group.window === null);
     const roots = chainsOf(this.store, Math.max(full, 0));
-    const { placed, lines, hidden } = arrange(roots, innerWidth < 700 ? LINES_NARROW : LINES, (chain) => this.#place(chain));
+    this.room = 1 - (narrow.matches ? ROOM_NARROW : ROOM_FOR_LABEL);
+    const { placed, lines, hidden } = arrange(roots, narrow.matches ? LINES_NARROW : LINES, (chain) => this.#place(chain));
     this.placed = placed;
     this.width = this.element.clientWidth;
     const deepest = Math.max(...placed.map(({ chain }) => chain.start + chain.rows.length), 1);
@@ -73,7 +77,7 @@ export class Tree {
     const [blocks, name] = element.children;
     const left = chain.start / deepest;
     const right = (chain.start + chain.rows.length) / deepest;
-    const room = 1 - ROOM_FOR_LABEL;
+    const { room } = this;
     element.style.top = `${line * LINE_PX}px`;
     element.style.height = `${lines * LINE_PX}px`;
     element.style.left = `${100 * room * left}%`;
