@@ -68,7 +68,8 @@ def simulate(
     speed: Annotated[float, typer.Option(help="How much faster than in the trace they come.")] = 1.0,
     processes: Annotated[int, typer.Option(help="Processes; only round-robin uses more than one.")] = 1,
     no_lifetimes: Annotated[
-        bool, typer.Option("--no-lifetimes", help="Do not follow how long blocks live, which takes memory.")
+        bool,
+        typer.Option("--no-lifetimes", help="Do not follow how long blocks live; twice as fast or more."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[

@@ -17,11 +17,11 @@ from octavo.simulate.trace import Arrival
 
 @dataclass(frozen=True)
 class Look:
-    """What is looked at: curves in steps of `width` seconds, and how long blocks live. `leaps=False` takes every step
-    by itself, with the same outcome."""
+    """What is looked at: curves in steps of `width` seconds, and how long blocks live, for which every step is taken by
+    itself. So it is with `leaps=False`, with the same outcome."""
 
     width: float = 1.0
-    lifetimes: bool = True
+    lifetimes: bool = False
     leaps: bool = True
 
     def replica(self, spec: ReplicaSpec) -> Replica:

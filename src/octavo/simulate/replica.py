@@ -2,7 +2,8 @@
 
 A step is planned when the one before has ended, and committed when its cost has passed. Where nothing but decoding can
 happen, several steps are taken in one leap: their tokens are known beforehand, so the scheduler is handed them all and
-plans one chunk of several tokens per sequence. The outcome is that of single steps.
+plans one chunk of several tokens per sequence. The outcome is that of single steps, but for the moments at which blocks
+were sealed and reclaimed; where these count, and where windows free blocks meanwhile, there are no leaps.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Replica:
     """Serves arrivals in virtual time. `load` are tokens of its requests that are not computed yet."""
 
     def __init__(
-        self, spec: ReplicaSpec, width: float, *, leaps: bool = True, lifetimes: bool = True
+        self, spec: ReplicaSpec, width: float, *, leaps: bool = True, lifetimes: bool = False
     ) -> None:
         self.now = 0.0
         self.load = 0
@@ -62,7 +63,7 @@ class Replica:
         )
         self._ends_at = 0.0
         self._spec = spec
-        self._leaps = leaps and all(window is None for window in spec.cost.windows)
+        self._leaps = leaps and not lifetimes and all(window is None for window in spec.cost.windows)
         self._lifetimes = lifetimes
         self._stored: dict[bytes, float] = {}
         self._plan: StepPlan | None = None

@@ -1,0 +1,162 @@
+"""Traces: three kinds, one line at a time, and what is wrong with a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.cli import main
+from octavo.errors import ConfigError
+from octavo.simulate.synthetic import Synthetic
+from octavo.simulate.trace import Arrival, read_trace
+
+MOONCAKE: list[dict[str, Any]] = [
+    {"timestamp": 1000, "input_length": 1030, "output_length": 7, "hash_ids": [70, 80, 90]},
+    {"timestamp": 3500, "input_length": 1024, "output_length": 1, "hash_ids": [70, 81]},
+]
+LOG: list[dict[str, Any]] = [
+    {
+        "timestamp": 900,
+        "input_length": 21,
+        "output_length": 9,
+        "hash_ids": [5, 6],
+        "output_hash_ids": [8],
+        "block_size": 8,
+        "n": 1,
+        "priority": -1,
+    },
+    {"timestamp": 100, "input_length": 10, "output_length": 20, "hash_ids": [5], "block_size": 8},
+    {
+        "timestamp": 2000,
+        "input_length": 26,
+        "output_length": 1,
+        "hash_ids": [5, 6, 8],
+        "output_hash_ids": [],
+        "block_size": 8,
+    },
+]
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+"""
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    return path
+
+
+def test_mooncake(tmp_path: Path) -> None:
+    first, second = read_trace(jsonl(tmp_path / "t.jsonl", MOONCAKE))
+    assert (first.at, first.prompt, first.output) == (0, 1030, 7)
+    assert (second.at, second.prompt, second.output) == (2.5, 1024, 1)
+    one, two = first.prompt_tokens(), second.prompt_tokens()
+    assert (len(one), len(two)) == (1030, 1024)
+    assert one[:512] == two[:512]
+    assert not set(one[512:]) & set(two[512:])
+    assert first.output_token(1030) not in one + two
+
+
+def test_a_request_log_is_sorted_and_goes_on_over_answers(tmp_path: Path) -> None:
+    early, middle, late = read_trace(jsonl(tmp_path / "log.jsonl", LOG))
+    assert [a.at for a in (early, middle, late)] == pytest.approx([0, 0.8, 1.9])
+    assert (middle.prompt, middle.priority, early.priority) == (21, -1, 0)
+    whole = middle.prompt_tokens() + [middle.output_token(p) for p in range(21, 30)]
+    assert whole[:24] == late.prompt_tokens()[:24]
+    assert early.prompt_tokens()[:8] == whole[:8]
+    assert early.prompt_tokens()[8] == early.output_token(10)
+    assert len({whole[0], whole[8], whole[16], whole[24], early.output_token(10)}) == 5
+
+
+def test_azure(tmp_path: Path) -> None:
+    file = tmp_path / "azure.csv"
+    file.write_text(AZURE)
+    first, second = read_trace(file)
+    assert (first.at, first.prompt, first.output) == (0, 374, 44)
+    assert second.at == pytest.approx(4.314579, abs=1e-6)
+    assert not set(first.prompt_tokens()) & set(second.prompt_tokens())
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"timestamp": None}, "timestamp"),
+        ({"timestamp": "soon"}, "timestamp"),
+        ({"timestamp": True}, "timestamp"),
+        ({"input_length": None}, "input_length"),
+        ({"input_length": 0}, "input_length"),
+        ({"input_length": 1.5}, "input_length"),
+        ({"output_length": -1}, "output_length"),
+        ({"hash_ids": [1]}, "hash_ids"),
+        ({"hash_ids": "1,2"}, "hash_ids"),
+        ({"hash_ids": [1, "2"]}, "hash_ids"),
+        ({"block_size": 0}, "block_size"),
+        ({"output_hash_ids": 3}, "output_hash_ids"),
+        ({"priority": "high"}, "priority"),
+    ],
+)
+def test_a_broken_line_is_named_with_its_field(tmp_path: Path, change: dict[str, Any], field: str) -> None:
+    broken = {k: v for k, v in (MOONCAKE[1] | change).items() if v is not None}
+    with pytest.raises(ConfigError, match=rf"line 2: {field} ") as error:
+        read_trace(jsonl(tmp_path / "t.jsonl", [MOONCAKE[0], broken]))
+    assert error.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"timestamp": 1', "line 1: not JSON"),
+        ("{}\n[]", "line 1: timestamp is missing"),
+        ('{"timestamp": 0, "input_length": 3, "output_length": 1}\n[1]', "line 2: not a JSON object"),
+        ("", "line 1: TIMESTAMP is missing"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no request"),
+        ("TIMESTAMP,ContextTokens\n", "line 1: GeneratedTokens is missing"),
+        (AZURE + "yesterday,1,1\n", "line 4: TIMESTAMP is 'yesterday'"),
+        (AZURE + "2023-11-16 18:15:46.x,1,1\n", "line 4: TIMESTAMP"),
+        (AZURE + "2023-11-16 18:15:46,,1\n", "line 4: ContextTokens"),
+        (AZURE + "2023-11-16 18:15:46,12\n", "line 4: GeneratedTokens is missing"),
+        ("\0\1", "TIMESTAMP is missing"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "trace"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_trace(file)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    file.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_trace(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_trace(tmp_path / "nothing")
+
+
+def test_errors_are_json_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = jsonl(tmp_path / "t.jsonl", [MOONCAKE[0], {"timestamp": 1}])
+    assert main(["simulate", str(file), "--cache-only", "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["param"] == "input_length"
+    assert "line 2" in error["message"]
+
+
+def test_made_up_traces_have_the_means_they_are_told() -> None:
+    made = list(Synthetic(20_000, rate=5.0).arrivals())
+    assert made == list(Synthetic(20_000, rate=5.0).arrivals())
+    assert sum(a.prompt for a in made) / len(made) == pytest.approx(1000, rel=0.02)
+    assert sum(a.output for a in made) / len(made) == pytest.approx(100, rel=0.02)
+    assert made[-1].at == pytest.approx(4000, rel=0.03)
+    tokens = [a.prompt_tokens()[:512] for a in made[:50]]
+    assert len({t[0] for t in tokens}) < 50
+    assert all(len(set(t)) == 1 for t in tokens)
+
+
+def test_tokens_without_blocks_are_unique() -> None:
+    one, two = Arrival(0, 0, 3, 2), Arrival(1, 0, 3, 2)
+    assert set(one.prompt_tokens()) == {one.output_token(3)}
+    assert one.output_token(3) != two.output_token(3)
