@@ -43,7 +43,37 @@ KV_CACHE_DTYPES = {
     "bfloat16": "bf16",
     "f32": "f32",
     "float32": "f32",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "float8_e4m3fn": "fp8",
+    "int8": "int8",
+    "int4": "int4",
+    "int2": "int2",
 }
+STORED_BLOCK_SIZE = 32
+"""Positions per block where sealed blocks are smaller than what they are filled in, unless it is said otherwise."""
+LAYER_KINDS = ("full", "sliding")
+"""The layer groups that may have a format of their own."""
+_KEYS_AND_VALUES = re.compile(r"k=([^,]+),v=([^,]+)")
+
+
+def parse_kv_cache_dtype(value: object, param: str = "kv_cache_dtype") -> str:
+    """The contract's name of a format, of torch's or of one for keys and one for values: `k=int8,v=int4`.
+
+    Raises `ConfigError` for one that there is not.
+    """
+    parts: tuple[str, ...] = ()
+    if isinstance(value, str):
+        apart = _KEYS_AND_VALUES.fullmatch(value)
+        parts = (apart[1], apart[2]) if apart else (value,)
+    if not parts or any(part not in KV_CACHE_DTYPES for part in parts):
+        raise ConfigError(
+            f"{param}={show(value)} is not one of {', '.join(KV_CACHE_DTYPES)}, or one for keys and one for values, as "
+            "in k=int8,v=int4",
+            param=param,
+        )
+    names = [KV_CACHE_DTYPES[part] for part in parts]
+    return names[0] if len(set(names)) == 1 else f"k={names[0]},v={names[1]}"
 
 
 def _parse_size(value: int | str, units: dict[str, int], param: str, example: str, least: int = 1) -> int:
@@ -99,6 +129,8 @@ class EngineConfig:
     `max_pinned` is the most bytes that `cache_ttl` keeps; None means a quarter of the cache, so that pins leave most
     of it to what is used now, and 0 refuses every pin.
     `cache_policy` says which cached block goes first: the least recently used, or the one that saves least.
+    `kv_cache_dtype` is how sealed blocks are stored, for keys and values apart if written `k=int8,v=int4`;
+    `kv_cache_dtype_overrides` has another one for the layers of a kind: `full` or `sliding`.
     """
 
     model: str
@@ -117,6 +149,7 @@ class EngineConfig:
     max_waiting: int | None = None
     max_pinned: int | None = None
     cache_policy: str = "lru"
+    kv_cache_dtype_overrides: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, kind in (("model", str), ("tenant", str), ("enable_prefix_caching", bool)):
@@ -129,7 +162,12 @@ class EngineConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("cache_policy", self.cache_policy, CACHE_POLICIES)
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_CACHE_DTYPES))
+        object.__setattr__(self, "kv_cache_dtype", parse_kv_cache_dtype(self.kv_cache_dtype))
+        overrides = {}
+        for layers, format in dict(self.kv_cache_dtype_overrides).items():
+            _one_of("kv_cache_dtype_overrides", layers, LAYER_KINDS)
+            overrides[layers] = parse_kv_cache_dtype(format, "kv_cache_dtype_overrides")
+        object.__setattr__(self, "kv_cache_dtype_overrides", overrides)
         for name in (
             "kv_cache_memory",
             "max_model_len",
@@ -161,7 +199,11 @@ class EngineConfig:
 
     @classmethod
     def create(cls, model: str | os.PathLike[str], **options: Any) -> EngineConfig:
-        """Build from user input: sizes may be strings, an unknown option raises `ConfigError`."""
+        """Build from user input: sizes may be strings, an unknown option raises `ConfigError`.
+
+        `block_size=None` is 16, and `STORED_BLOCK_SIZE` where sealed blocks are smaller. `kv_cache_dtype_overrides`
+        may be a list of `kind=format`.
+        """
         known = {f.name for f in fields(cls)} - {"model"}
         for name in options:
             if name not in known:
@@ -170,10 +212,36 @@ class EngineConfig:
             options["kv_cache_memory"] = parse_bytes(options["kv_cache_memory"], "kv_cache_memory")
         if options.get("max_pinned") is not None:
             options["max_pinned"] = parse_bytes(options["max_pinned"], "max_pinned", least=0)
+        overrides = options.get("kv_cache_dtype_overrides")
+        if overrides is not None and not isinstance(overrides, Mapping):
+            options["kv_cache_dtype_overrides"] = dict(_override(item) for item in overrides)
+        if options.get("block_size") is None:
+            options["block_size"] = _default_block_size(options)
         for name in ("max_model_len", "max_num_batched_tokens"):
             if options.get(name) is not None:
                 options[name] = parse_tokens(options[name], name)
         return cls(model=os.fspath(model) if isinstance(model, os.PathLike) else model, **options)
+
+
+def _override(item: str) -> tuple[str, str]:
+    kind, sign, format = item.partition("=")
+    if not sign:
+        raise ConfigError(
+            f"kv_cache_dtype_overrides={show(item)} is not kind=format; write e.g. sliding=bf16",
+            param="kv_cache_dtype_overrides",
+        )
+    return kind, format
+
+
+def _default_block_size(options: Mapping[str, Any]) -> int:
+    formats = [
+        options.get("kv_cache_dtype", "auto"),
+        *(options.get("kv_cache_dtype_overrides") or {}).values(),
+    ]
+    plain = {"auto", "bf16", "f32"}
+    return (
+        EngineConfig.block_size if plain.issuperset(map(parse_kv_cache_dtype, formats)) else STORED_BLOCK_SIZE
+    )
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -47,7 +47,7 @@ class Door:
         self._scheduler = scheduler
         self._grammars = grammars
         # K and V follow from the weights and from the type they are computed in.
-        self._model_key = f"{loaded.digest}:{layout.format}"
+        self._model_key = f"{loaded.digest}:{layout.name}"
         self._arrivals = 0
 
     def prepare(

@@ -16,7 +16,6 @@ import numpy as np
 
 from octavo.answer import Answer, logprob_dict
 from octavo.cache.events import Event
-from octavo.cache.layout import CacheLayout
 from octavo.cache.manager import CacheManager
 from octavo.config import EngineConfig, Environment, format_bytes
 from octavo.detokenize import find_fallback_byte
@@ -36,7 +35,7 @@ from octavo.params import SamplingParams
 from octavo.sample import Choice, Logits, Sampled, Sampler, prompt_logprobs
 from octavo.schedule.request import Status
 from octavo.schedule.scheduler import Chunk, Scheduler, StepPlan
-from octavo.sizing import cache_budget, cache_format, context_limit
+from octavo.sizing import cache_budget, cache_layout, context_limit
 from octavo.turns import Turns
 from octavo.watch import EngineTotals, Observer
 
@@ -85,9 +84,7 @@ class Engine:
         )
         self.tokenizer = self.loaded.tokenizer
         spec = self.loaded.spec
-        self.layout = CacheLayout(
-            spec.layer_groups(), config.block_size, cache_format(config, self.loaded.torch_dtype)
-        )
+        self.layout = cache_layout(config, spec, self.loaded.torch_dtype)
         max_model_len = context_limit(config, spec)
         bound = max_model_len
         if config.kv_cache_memory is not None:
@@ -219,9 +216,12 @@ class Engine:
         first = 0
         for chunk in plan.chunks:
             sequence, count = chunk.sequence, chunk.stop - chunk.start
-            tables = tuple(table.offsets for table in sequence.tables)
+            tables = tuple(table.entries for table in sequence.tables)
             token_ids = sequence.token_ids[chunk.start : chunk.stop]
-            pieces.append(Piece(token_ids, chunk.start, tables, sequence.lease.drops))
+            own, first_own = None, chunk.start // self.layout.block_size
+            if self.layout.is_stored:
+                own = tuple(table.own(first_own, len(table)) for table in sequence.tables)
+            pieces.append(Piece(token_ids, chunk.start, tables, sequence.lease.drops, own, first_own))
             inside = self._wanted_rows(chunk)
             rows.append(range(len(wanted), len(wanted) + len(inside)))
             wanted += [first + r for r in inside]

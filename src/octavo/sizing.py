@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import torch
 
-from octavo.cache.layout import CacheLayout
-from octavo.config import KV_CACHE_DTYPES, EngineConfig, format_bytes
+from octavo.cache.layout import CacheLayout, LayerGroup
+from octavo.config import EngineConfig, format_bytes
 from octavo.errors import ConfigError
 from octavo.model.spec import ModelSpec
 from octavo.ram import available_bytes
@@ -17,16 +18,38 @@ logger = logging.getLogger("octavo")
 _NO_LIMIT = 131_072  # context of a model whose configuration names none
 
 
-def cache_format(config: EngineConfig, dtype: torch.dtype) -> str:
-    """How sealed blocks are stored. Raises `ConfigError` for one that the engine does not have."""
-    wanted, own = KV_CACHE_DTYPES[config.kv_cache_dtype], "bf16" if dtype == torch.bfloat16 else "f32"
-    if wanted not in ("auto", own):
+def cache_layout(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> CacheLayout:
+    """How blocks lie. Raises `ConfigError` for a format that the model or its compute type cannot have."""
+    own = "bf16" if dtype == torch.bfloat16 else "f32"
+    groups = spec.layer_groups()
+    format = _format(config.kv_cache_dtype, own, "kv_cache_dtype")
+    overrides = {}
+    for kind, wanted in config.kv_cache_dtype_overrides.items():
+        overrides[kind] = _format(wanted, own, "kv_cache_dtype_overrides")
+        if not any(_kind(group) == kind for group in groups):
+            raise ConfigError(
+                f"kv_cache_dtype_overrides={kind}={wanted}: this model has no such layers, only "
+                f"{' and '.join(dict.fromkeys(_kind(group) for group in groups))} ones",
+                param="kv_cache_dtype_overrides",
+            )
+    formats = tuple(overrides.get(_kind(group), format) for group in groups) if overrides else ()
+    return CacheLayout(groups, config.block_size, format, own, formats)
+
+
+def _kind(group: LayerGroup) -> str:
+    return "full" if group.window is None else "sliding"
+
+
+def _format(wanted: str, own: str, param: str) -> str:
+    """`wanted` with its compute parts checked; `auto` is the compute type."""
+    parts = re.split(r"(?<==)|(?=,)|(?<=,)", wanted) if "=" in wanted else [wanted]
+    if any(part in ("bf16", "f32") and part != own for part in parts):
         raise ConfigError(
-            f"kv_cache_dtype={wanted!r} differs from the compute type {own!r}; use 'auto', or dtype="
-            f"{'bfloat16' if wanted == 'bf16' else 'float32'!r}",
-            param="kv_cache_dtype",
+            f"{param}={wanted!r} differs from the compute type {own!r}; use 'auto', or dtype="
+            f"{'bfloat16' if own == 'f32' else 'float32'!r}",
+            param=param,
         )
-    return own
+    return "".join(own if part == "auto" else part for part in parts)
 
 
 def context_limit(config: EngineConfig, spec: ModelSpec) -> int:

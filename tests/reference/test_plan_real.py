@@ -45,7 +45,7 @@ SHAPES: dict[str, Callable[[], Any]] = {
         eos_token_id=None,
     ),
 }
-FORMATS_BUILT = [name for name, format in FORMATS.items() if format.in_engine]
+FORMATS_BUILT = list(FORMATS)
 COMPUTE = {"bf16": "bfloat16", "f32": "float32"}
 BLOCK_SIZES = sized([4, 16, 64], [4, 8, 16, 32, 64, 128, 256])
 BLOCKS = sized([2, 5], [1, 2, 3, 5, 8])

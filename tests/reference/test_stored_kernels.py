@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.cache.formats import FORMATS
+from octavo.cache.formats import block_format
 from octavo.kernels import native, reference
 from octavo.kernels.native import LayerCache, RowPlacement
 
@@ -46,9 +46,11 @@ class Stored:
     ) -> None:
         self.dtype, self.block_size, self.head_dim, self.kv_heads = dtype, block_size, head_dim, kv_heads
         compute = "bf16" if dtype == torch.bfloat16 else "f32"
+        keys, values = (compute if name == "own" else name for name in (keys, values))
         layers, layer = 2, 1
-        whole = kv_heads * FORMATS[compute].head_bytes(block_size, head_dim, head_dim)
-        small = kv_heads * native.stored_head_bytes(dtype, keys, values, block_size, head_dim)
+        format = block_format(keys if keys == values else f"k={keys},v={values}")
+        whole = kv_heads * block_format(compute).head_bytes(block_size, head_dim, head_dim)
+        small = kv_heads * format.head_bytes(block_size, head_dim, head_dim)
         counts = [-(-n // block_size) for n in lengths]
         self.buffer = native.HugeBuffer(sum(counts) * layers * (whole + small) + 4096)
         native._native.fill(self.buffer.address, 0xFF, self.buffer.nbytes)
@@ -68,7 +70,7 @@ class Stored:
             sealed = (full - 1) * layers * small + offset
             offset += len(full) * layers * small
             table = blocks.copy()
-            table[full] = [native.entry(int(x), keys, values) for x in sealed]
+            table[full] = sealed | format.tag
             if len(full):
                 native.seal(dtype, self.cache, np.stack([blocks[full], table[full]], axis=1))
             self.open.append(blocks)
@@ -130,6 +132,14 @@ class Stored:
         return torch.cat(rows)
 
 
+@pytest.mark.parametrize("name", [*STORED, "k=int8,v=int4", "k=bf16,v=int2", "bf16"])
+@pytest.mark.parametrize(("block_size", "head_dim"), [(32, 64), (16, 80), (256, 32)])
+def test_kernels_and_layout_count_the_same_bytes(name: str, block_size: int, head_dim: int) -> None:
+    format = block_format(name)
+    counted = native.stored_head_bytes(torch.bfloat16, format, block_size, head_dim)
+    assert counted == format.head_bytes(block_size, head_dim, head_dim)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("format", STORED)
 @pytest.mark.parametrize("head_dim", [64, 80, 96])
@@ -159,8 +169,8 @@ def test_sealed_numbers_are_within_half_a_step(dtype: torch.dtype, format: str, 
     [
         *((f, f, 9, 3, 64, 32) for f in STORED),
         ("int8", "int4", 4, 4, 32, 16),
-        ("bf16", "int4", 13, 1, 48, 64),
-        ("int8", "bf16", 12, 4, 80, 32),
+        ("own", "int4", 13, 1, 48, 64),
+        ("int8", "own", 12, 4, 80, 32),
         ("int4", "int2", 2, 1, 256, 256),
     ],
 )

@@ -199,7 +199,7 @@ class World:
             assert sequence.output_token_ids == expected, sequence
 
     def _where(self, sequence: Sequence, g: int, position: int) -> int:
-        offset = sequence.tables[g].offsets[position // self.layout.block_size]
+        offset = sequence.tables[g].entries[position // self.layout.block_size]
         assert offset >= 0, f"{sequence} group {g} lost position {position}"
         stride = self.layout.block_bytes(g) // self.layout.block_size
         return offset + position % self.layout.block_size * stride

@@ -63,7 +63,7 @@ def test_the_same_content_is_stored_once():
     cache.commit(two, tokens, 8)
     cache.check()
     assert len(cache.blocks) == 2
-    assert one.tables[0].offsets == two.tables[0].offsets
+    assert one.tables[0].entries == two.tables[0].entries
 
 
 def test_a_full_pool_reclaims_the_oldest_tail_first():
@@ -191,9 +191,9 @@ def test_a_window_group_frees_what_no_query_reads_again():
         cache.commit(lease, tokens, stop)
         cache.check()
         reads = range(max(0, stop - 6 + 1), stop)
-        assert all(lease.tables[0].offsets[p // B] >= 0 for p in reads)
+        assert all(lease.tables[0].entries[p // B] >= 0 for p in reads)
         assert sum(block is not None for block in lease.tables[0].blocks) <= 3
-    assert lease.tables[0].offsets[0] == -1
+    assert lease.tables[0].entries[0] == -1
 
 
 def test_a_window_needs_only_the_blocks_it_reaches():
@@ -295,7 +295,7 @@ def test_start_up_needs_one_block_per_layer_group():
     "damage",
     [
         lambda cache, lease: setattr(lease.tables[0].blocks[0], "refs", 2),
-        lambda cache, lease: lease.tables[0].offsets.__setitem__(0, 64),
+        lambda cache, lease: lease.tables[0].entries.__setitem__(0, 64),
         lambda cache, lease: setattr(cache.idle, "bytes", 64),
         lambda cache, lease: setattr(lease.tables[0].blocks[0], "idle_children", 1),
         lambda cache, lease: cache.blocks.discard(lease.tables[0].blocks[0]),

@@ -73,14 +73,14 @@ def check(world: World) -> dict[int, Row]:
 def check_readers(world: World, rows: dict[int, Row]) -> None:
     for sequence in world.scheduler.running:
         for table in sequence.tables:
-            for i, offset in enumerate(table.offsets):
+            for i, offset in enumerate(table.entries):
                 if offset < 0:
                     continue
                 row = rows[offset]
                 assert name_of(sequence) in row.holders
                 assert row.depth == i
-                if i and table.offsets[i - 1] >= 0:
-                    assert row.parent == table.offsets[i - 1]
+                if i and table.entries[i - 1] >= 0:
+                    assert row.parent == table.entries[i - 1]
 
 
 def test_a_block_through_its_life() -> None:

@@ -71,7 +71,7 @@ def test_a_sequence_holds_what_the_rule_keeps(rule: DropRule) -> None:
         assert most <= rule.kept_blocks(stop)
         assert most * cache.layout.block_bytes(0) <= cache.layout.sequence_bytes(stop, rule)
         cache.commit(lease, tokens, stop)
-        assert [i for i, offset in enumerate(lease.tables[0].offsets) if offset == -1] == list(
+        assert [i for i, offset in enumerate(lease.tables[0].entries) if offset == -1] == list(
             rule.gone(stop)
         )
         assert cache.bytes_owed(lease, 60) == (rule.kept_blocks(60) - len(held(lease))) * 256

@@ -32,6 +32,9 @@ def _check_arena(cache: CacheManager) -> None:
     held = sum(block.nbytes for block in cache.blocks)
     if held + cache.arena.bytes_free != cache.arena.bytes_total:
         _fail(f"{held} bytes held + {cache.arena.bytes_free} free != {cache.arena.bytes_total}")
+    formats = Counter(block.format.name for block in cache.blocks)
+    if formats != +cache.formats:
+        _fail(f"blocks by format are {dict(formats)}, counted {dict(cache.formats)}")
     still_open = sum(not block.sealed for block in cache.blocks)
     if still_open != cache.blocks_open:
         _fail(f"{still_open} open blocks, counted {cache.blocks_open}")
@@ -42,8 +45,9 @@ def _check_leases(cache: CacheManager) -> None:
     for lease in cache.leases:
         for g, table in enumerate(lease.tables):
             for i, block in enumerate(table.blocks):
-                if table.offsets[i] != (FREED if block is None else block.offset):
-                    _fail(f"table entry {i} of group {g} reads {table.offsets[i]}, block is {block}")
+                target = table.targets.get(i, block)
+                if table.entries[i] != (FREED if target is None else target.entry):
+                    _fail(f"table entry {i} of group {g} reads {table.entries[i]}, block is {target}")
                 if block is None:
                     if cache.layout.groups[g].window is None and i not in lease.gone:
                         _fail(f"block {i} of full-attention group {g} is gone while it is read")
@@ -53,6 +57,12 @@ def _check_leases(cache: CacheManager) -> None:
                 readers[block] += 1
                 if block.sealed != (i < lease.sealed) or (block.group, block.index) != (g, i):
                     _fail(f"{block} stands at index {i} of group {g} with {lease.sealed} blocks sealed")
+                if not block.sealed and block.format != cache.layout.open_format:
+                    _fail(f"{block} is open and stored as {block.format.name}")
+            for i, target in table.targets.items():
+                if i < lease.sealed or target.sealed or (target.group, target.index) != (g, i):
+                    _fail(f"{target} is to take block {i} of group {g} with {lease.sealed} blocks sealed")
+                readers[target] += 1
             if len(table.blocks) < cache.layout.num_blocks(lease.computed):
                 _fail(f"{lease.computed} positions computed into {len(table.blocks)} blocks")
     for block in cache.blocks:

@@ -1,7 +1,7 @@
 """Blocks, and who holds them.
 
 Lease        what one sequence holds: a BlockTable by layer group, and where its chain stands in the index
-BlockTable   block i holds positions i * block_size ..; offsets mirror the blocks for the kernels
+BlockTable   block i holds positions i * block_size ..; entries mirror the blocks for the kernels
 Block        one block of the arena; open while it is filled, then sealed and, once published, on a Node
 Node         (prefix.py) the identity of a sealed block: parent and token ids, shared by all layer groups
 """
@@ -12,6 +12,7 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.cache.dropping import DropRule
+from octavo.cache.formats import BlockFormat
 from octavo.cache.hashing import Namespace
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Block:
     `priority` is that of its most important user so far, so a parent is never less important than its child.
     `exact` says that everything it was computed from was exact. `pinned_until` is a clock time, 0 when
     unpinned. `uses` counts the leases that ever held it and its parent; `rank` belongs to the eviction policy.
-    `used_at` is when its last reader left, on the cache's clock. Nothing is decided by `owner`.
+    `used_at` is when its last reader left, on the cache's clock. Nothing is decided by `owner`. `format` is how its
+    bytes lie; an open block is at compute precision.
     """
 
     __slots__ = (
@@ -63,7 +65,7 @@ class Block:
         nbytes: int,
         group: int,
         index: int,
-        format: str,
+        format: BlockFormat,
         priority: int,
         exact: bool,
         owner: Owner,
@@ -85,39 +87,65 @@ class Block:
         self.used_at = 0.0
         self.rank = 0.0
 
+    @property
+    def entry(self) -> int:
+        """What a block table has for it: its offset, and how it is stored."""
+        return self.offset | self.format.tag
+
     def __repr__(self) -> str:
         state = "sealed" if self.sealed else "open"
         return f"<Block {self.group}:{self.index} {state} at {self.offset} refs={self.refs}>"
 
 
 class BlockTable:
-    """The blocks of one sequence in one layer group. `offsets[i]` is the byte offset of block i, -1 once it
-    was freed behind the window or dropped."""
+    """The blocks of one sequence in one layer group. `entries[i]` is what the kernels read of block i: byte offset and
+    format, -1 once it was freed behind the window or dropped.
 
-    __slots__ = ("blocks", "first", "offsets")
+    Blocks that the next step fills and that are stored in a smaller form have a target for it in `targets`; the kernels
+    read that, and the block itself is where the rows stand in.
+    """
+
+    __slots__ = ("blocks", "entries", "first", "targets")
 
     def __init__(self) -> None:
         self.blocks: list[Block | None] = []
-        self.offsets = array("q")
+        self.entries = array("q")
+        self.targets: dict[int, Block] = {}
         self.first = 0
 
     def append(self, block: Block | None) -> None:
         self.blocks.append(block)
-        self.offsets.append(FREED if block is None else block.offset)
+        self.entries.append(FREED if block is None else block.entry)
 
     def replace(self, i: int, block: Block | None) -> None:
         self.blocks[i] = block
-        self.offsets[i] = FREED if block is None else block.offset
+        self.entries[i] = FREED if block is None else block.entry
+
+    def aim(self, i: int, target: Block) -> None:
+        """Block `i` is to be sealed into `target`."""
+        self.targets[i] = target
+        self.entries[i] = target.entry
+
+    def unaim(self, i: int) -> Block:
+        """Block `i` is not, or no longer; returns the target."""
+        block = self.blocks[i]
+        self.entries[i] = FREED if block is None else block.entry
+        return self.targets.pop(i)
+
+    def own(self, first: int, last: int) -> array[int]:
+        """Entries of blocks `first .. last - 1` as they are filled."""
+        return array("q", [FREED if block is None else block.entry for block in self.blocks[first:last]])
 
     def refresh(self) -> None:
         """Take over the offsets of blocks that were moved."""
         for i, block in enumerate(self.blocks):
             if block is not None:
-                self.offsets[i] = block.offset
+                self.entries[i] = self.targets.get(i, block).entry
 
     def clear(self) -> None:
         self.blocks.clear()
-        del self.offsets[:]
+        self.targets.clear()
+        del self.entries[:]
         self.first = 0
 
     def __len__(self) -> int:

@@ -13,11 +13,12 @@ sequence stays at compute precision. For formats of the compute types all blocks
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
 from octavo.cache.dropping import DropRule
-from octavo.cache.formats import FORMATS, Format
+from octavo.cache.formats import LEAST_STORED_BLOCK, BlockFormat, block_format
 from octavo.errors import ConfigError
 
 
@@ -50,38 +51,89 @@ class LayerGroup:
 class CacheLayout:
     """How the K and V of one model lie in blocks. Sizes are bytes, lengths are tokens.
 
-    `format` is that of sealed blocks, `compute` that of open ones: the same where `format` is a compute type itself.
+    `format` is that of sealed blocks, in every group unless `overrides` names one for each; `compute` is that of open
+    ones: the same where `format` is a compute type itself.
     """
 
     groups: tuple[LayerGroup, ...]
     block_size: int
     format: str
     compute: str = "bf16"
+    overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            known = ", ".join(FORMATS)
-            raise ConfigError(f"format={self.format!r} is not one of {known}", param="kv_cache_dtype")
-        if FORMATS[self.format].is_compute:
+        if block_format(self.format).is_compute:
             object.__setattr__(self, "compute", self.format)
         if not self.groups:
             raise ConfigError("groups=() must hold at least one layer group", param="groups")
+        if self.overrides and len(self.overrides) != len(self.groups):
+            raise ConfigError(
+                f"overrides={self.overrides!r} must name {len(self.groups)} formats, one per layer group",
+                param="kv_cache_dtype_overrides",
+            )
+        for g in range(len(self.groups)):
+            self._check_group(g)
+
+    def _check_group(self, g: int) -> None:
+        format, group = self.sealed_format(g), self.groups[g]
+        if format.is_compute:
+            return
+        if self.block_size < LEAST_STORED_BLOCK:
+            raise ConfigError(
+                f"block_size={self.block_size} is less than the {LEAST_STORED_BLOCK} positions {format.name} takes",
+                param="block_size",
+            )
+        unit = max(format.keys.unit, format.values.unit)
+        if group.head_dim % unit or group.values % unit:
+            raise ConfigError(
+                f"kv_cache_dtype={format.name!r} stores heads whose size is a multiple of {unit}, and this model's is "
+                f"{group.head_dim}; int8 or fp8 work with every even size",
+                param="kv_cache_dtype",
+            )
 
     @property
-    def open_format(self) -> Format:
-        """How open blocks are stored."""
-        return FORMATS[self.compute]
+    def open_format(self) -> BlockFormat:
+        """How open blocks, and the first of each sequence, are stored."""
+        return block_format(self.compute)
+
+    def sealed_format(self, g: int) -> BlockFormat:
+        """How the other sealed blocks of group `g` are stored."""
+        return block_format(self.overrides[g] if self.overrides else self.format)
+
+    @cached_property
+    def is_stored(self) -> bool:
+        """Whether any block is sealed in another form than it is filled in."""
+        return any(not self.sealed_format(g).is_compute for g in range(len(self.groups)))
+
+    def block_format(self, g: int, i: int) -> BlockFormat:
+        """How block `i` of a sequence is stored in group `g` once it is sealed."""
+        return self.sealed_format(g) if i else self.open_format
+
+    @property
+    def name(self) -> str:
+        """What decides the bits of a block, for a namespace: formats by group, and the block size where it matters."""
+        if not self.is_stored:
+            return self.format
+        formats = "/".join(self.sealed_format(g).name for g in range(len(self.groups)))
+        return f"{self.compute}:{formats}:{self.block_size}"
+
+    def formats_of(self, tokens: int) -> Counter[str]:
+        """How many of a sequence's first `tokens` positions are stored in which format, full attention taken."""
+        stored = max(0, tokens // self.block_size - 1) * self.block_size
+        counts = Counter({self.format: stored})
+        counts[self.compute] += tokens - stored
+        return +counts
 
     @property
     def item_bytes(self) -> int:
         """Bytes of one number at compute precision."""
-        return self.open_format.bits // 8
+        return self.open_format.keys.bits // 8
 
     def head_bytes(self, g: int) -> int:
         """Bytes of one KV head of one layer in an open block of group `g`: its K panel, then its V panel."""
         return self._head_bytes(g, self.open_format)
 
-    def _head_bytes(self, g: int, format: Format) -> int:
+    def _head_bytes(self, g: int, format: BlockFormat) -> int:
         group = self.groups[g]
         return format.head_bytes(self.block_size, group.head_dim, group.values)
 
@@ -96,18 +148,16 @@ class CacheLayout:
     @cached_property
     def block_sizes_bytes(self) -> tuple[int, ...]:
         """`block_bytes` of every group."""
-        return self._sizes(self.open_format)
+        return tuple(self._block_bytes(g, self.open_format) for g in range(len(self.groups)))
 
     @cached_property
     def sealed_sizes_bytes(self) -> tuple[int, ...]:
         """Bytes of one sealed block, not the first of its sequence, of every group."""
-        return self._sizes(FORMATS[self.format])
+        return tuple(self._block_bytes(g, self.sealed_format(g)) for g in range(len(self.groups)))
 
-    def _sizes(self, format: Format) -> tuple[int, ...]:
-        return tuple(
-            len(group.layers) * group.num_kv_heads * self._head_bytes(g, format)
-            for g, group in enumerate(self.groups)
-        )
+    def _block_bytes(self, g: int, format: BlockFormat) -> int:
+        group = self.groups[g]
+        return len(group.layers) * group.num_kv_heads * self._head_bytes(g, format)
 
     def layer_offset(self, g: int, layer: int) -> int:
         """Byte offset of `layer` (its number in the model) inside a block of group `g`."""
@@ -145,6 +195,8 @@ class CacheLayout:
         ):
             blocks = self.blocks_held(g, tokens, drops)
             total += min(blocks, 2) * whole + max(0, blocks - 2) * sealed
+            if sealed < whole and blocks < self.num_blocks(tokens):
+                total += sealed  # the newest block is sealed while the oldest is still read
         return total
 
     def sequences_that_fit(self, budget: int, tokens: int) -> int:

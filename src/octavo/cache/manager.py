@@ -21,6 +21,7 @@ from octavo.cache.arena import Arena, Memory
 from octavo.cache.blocks import Block, BlockTable, Lease, Owner
 from octavo.cache.dropping import DropRule
 from octavo.cache.events import Event, EventLog
+from octavo.cache.formats import BlockFormat
 from octavo.cache.hashing import Namespace
 from octavo.cache.idle import Idle
 from octavo.cache.layout import CacheLayout
@@ -84,10 +85,12 @@ class CacheManager:
         self.idle = Idle(POLICIES[policy](), self.pins, self.index)
         self.log = EventLog()
         self.blocks_open = 0
+        self.formats: Counter[str] = Counter()
         self.reclaimed: Counter[str] = Counter()
         self.blocks: set[Block] = set()
         self.leases: set[Lease] = set()
         self._sizes = layout.block_sizes_bytes
+        self._stored = [g for g in range(len(layout.groups)) if not layout.sealed_format(g).is_compute]
         self._windowed = [g for g, group in enumerate(layout.groups) if group.window is not None]
 
     @property
@@ -152,36 +155,60 @@ class CacheManager:
     def bytes_missing(self, lease: Lease, stop: int) -> int:
         """Bytes of the blocks that `lease` lacks for positions up to `stop`."""
         want = self.layout.num_blocks(stop)
-        return sum(
+        missing = sum(
             max(0, want - len(t.blocks)) * size for t, size in zip(lease.tables, self._sizes, strict=True)
         )
+        for g in self._stored:
+            targets = lease.tables[g].targets
+            wanted = sum(i not in targets for i in self._to_be_sealed(lease, stop))
+            missing += wanted * self.layout.sealed_sizes_bytes[g]
+        return missing
 
     def bytes_owed(self, lease: Lease, tokens: int) -> int:
         """Bytes that `lease` will still take on its way to `tokens` tokens, what it drops meanwhile set off."""
+        if self._stored:
+            return max(0, self.layout.sequence_bytes(tokens, lease.drops) - self.bytes_held(lease))
         if lease.drops is None:
             return self.bytes_missing(lease, tokens)
         want = lease.drops.kept_blocks(tokens) + len(lease.gone)
         return self.bytes_missing(lease, want * self.layout.block_size)
 
+    def bytes_held(self, lease: Lease) -> int:
+        """Bytes of the blocks that `lease` holds, alone or with others."""
+        return sum(
+            block.nbytes
+            for table in lease.tables
+            for block in (*table.blocks, *table.targets.values())
+            if block is not None
+        )
+
     def reach(self, lease: Lease, nbytes: int) -> int:
         """Up to which position the blocks of `lease` and `nbytes` more would do, if no layer has a window."""
-        more = nbytes // sum(self._sizes)
-        return (len(lease.tables[0]) + more) * self.layout.block_size
+        each = sum(self._sizes) + sum(self.layout.sealed_sizes_bytes[g] for g in self._stored)
+        return (len(lease.tables[0]) + nbytes // each) * self.layout.block_size
 
     def extend(self, lease: Lease, stop: int) -> bool:
-        """Make open blocks for positions up to `stop`, reclaiming idle ones if needed. All of them or, with
-        False, none. Moves blocks in the rare case that free bytes are scattered."""
-        want = -(-stop // self.layout.block_size)
-        if all(len(table.blocks) >= want for table in lease.tables):
-            self.leases.add(lease)
-            return True
+        """Make open blocks for positions up to `stop`, and targets for those that are full then, reclaiming idle ones
+        if needed. All of them or, with False, none. Moves blocks in the rare case that free bytes are scattered."""
+        want, aims = self.layout.num_blocks(stop), self._to_be_sealed(lease, stop)
         if self.bytes_missing(lease, stop) > self.bytes_available:
             return False
         self.leases.add(lease)
         for g, table in enumerate(lease.tables):
             for i in range(len(table.blocks), want):
-                table.append(self._new_block(g, i, lease))
+                table.append(self._new_block(g, i, lease, self.layout.open_format))
+        for g in self._stored:
+            table = lease.tables[g]
+            for i in [i for i in table.targets if i not in aims]:  # of a step that was never made
+                self._free(table.unaim(i))
+            for i in aims:
+                if i not in table.targets:
+                    table.aim(i, self._new_block(g, i, lease, self.layout.sealed_format(g)))
         return True
+
+    def _to_be_sealed(self, lease: Lease, stop: int) -> range:
+        """Blocks that are full once positions up to `stop` are computed, and that are then stored in a smaller form."""
+        return range(max(1, lease.sealed), stop // self.layout.block_size)
 
     def commit(self, lease: Lease, token_ids: Sequence[int], stop: int) -> int:
         """Positions before `stop` have been computed: seal and publish full blocks, free those behind the
@@ -189,6 +216,8 @@ class CacheManager:
         size = self.layout.block_size
         full, sealed, gone = stop // size, lease.sealed, len(lease.gone)
         lease.computed = stop
+        for g in self._stored:
+            self._take_targets(lease.tables[g], full)
         if full > sealed:
             if self.enabled:
                 self.index.hash(lease, token_ids, lease.shared(stop) // size)
@@ -204,6 +233,14 @@ class CacheManager:
             for table in lease.tables:
                 self._free_entries(table, lease.gone[gone:])
         return (full - sealed) * len(self._sizes)
+
+    def _take_targets(self, table: BlockTable, full: int) -> None:
+        """The step has written the targets of blocks before `full`: they take the place of what was filled."""
+        for i in [i for i in table.targets if i < full]:
+            block, target = table.blocks[i], table.unaim(i)
+            assert block is not None
+            table.replace(i, target)
+            self._free(block)
 
     def fork(self, lease: Lease) -> Lease | None:
         """A second reader of everything `lease` holds: sealed blocks shared, open ones copied at compute
@@ -233,7 +270,7 @@ class CacheManager:
                     block.uses += not lease.gone  # never more than the parent's
                 copy.append(block)
             for i in range(start, len(table.blocks)):
-                twin = self._new_block(g, i, child)
+                twin = self._new_block(g, i, child, self.layout.open_format)
                 source = table.blocks[i]
                 assert source is not None
                 if self.arena.memory is not None:
@@ -246,6 +283,8 @@ class CacheManager:
         reclaimed."""
         behind_gap = lease.gone.stop if lease.gone else None
         for table in lease.tables:
+            for target in table.targets.values():
+                self._free(target)
             for i, block in reversed(list(enumerate(table.blocks))):
                 if block is not None:
                     self._let_go(block)
@@ -316,7 +355,7 @@ class CacheManager:
             bytes_cached=self.idle.bytes,
             bytes_pinned=self.pins.bytes_pinned,
             blocks={"open": self.blocks_open, "sealed": sealed},
-            formats={self.layout.format: len(self.blocks)} if self.blocks else {},
+            formats=dict(+self.formats),
         )
 
     def check(self) -> None:
@@ -377,15 +416,16 @@ class CacheManager:
                 self._let_go(block)
                 self.idle.renew(block)
 
-    def _new_block(self, g: int, i: int, lease: Lease) -> Block:
-        size = self._sizes[g]
+    def _new_block(self, g: int, i: int, lease: Lease, format: BlockFormat) -> Block:
+        size = self._sizes[g] if format.is_compute else self.layout.sealed_sizes_bytes[g]
         while self.arena.bytes_free < size:
             self._reclaim(size)
         offset = self.arena.allocate(size)
         if offset is None:
             offset = self._compact(size)
-        block = Block(offset, size, g, i, self.layout.format, lease.priority, lease.pedigree, lease.owner)
+        block = Block(offset, size, g, i, format, lease.priority, lease.pedigree, lease.owner)
         self.blocks.add(block)
+        self.formats[format.name] += 1
         self.blocks_open += 1
         return block
 
@@ -433,6 +473,7 @@ class CacheManager:
 
     def _free(self, block: Block) -> None:
         self.blocks.remove(block)
+        self.formats[block.format.name] -= 1
         if not block.sealed:
             self.blocks_open -= 1
         self.arena.free(block.offset)

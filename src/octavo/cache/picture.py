@@ -12,7 +12,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from octavo.cache.blocks import Block, Lease, Owner
+from octavo.cache.blocks import FREED, Block, BlockTable, Lease, Owner
 from octavo.cache.manager import CacheManager, CacheStats
 
 STATES = ("open", "running", "cached", "pinned")
@@ -56,7 +56,7 @@ class Held(NamedTuple):
 _READ = attrgetter(
     "offset",
     "group",
-    "format",
+    "format.name",
     "owner",
     "nbytes",
     "index",
@@ -137,12 +137,16 @@ def take(cache: CacheManager, leases: Iterable[tuple[str, Lease]]) -> Picture:
         slabs=tuple((slab.start, slab.block_bytes, slab.count) for slab in cache.arena.slabs()),
         reclaimed=dict(cache.reclaimed),
         held=tuple(
-            Held(name, lease.computed, tuple(table.offsets.tolist() for table in lease.tables))
+            Held(name, lease.computed, tuple(_offsets(table) for table in lease.tables))
             for name, lease in leases
         ),
         blocks=list(map(_READ, blocks)),
         parents=list(map(_parent, blocks)),
     )
+
+
+def _offsets(table: BlockTable) -> list[int]:
+    return [FREED if block is None else block.offset for block in table.blocks]
 
 
 def _parent(block: Block) -> int | None:

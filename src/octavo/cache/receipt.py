@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,21 +71,27 @@ class Receipt:
     def reused_tokens(self) -> int:
         return self.reused_from.total()
 
-    def admit(self, reused: int, computed: int, queued_ms: float, format: str) -> None:
-        """First admission: `reused` prompt tokens come from the arena, `computed` are left to do."""
+    def admit(self, reused: int, computed: int, queued_ms: float, formats: Mapping[str, int]) -> None:
+        """First admission: `reused` prompt tokens come from the arena, in `formats`; `computed` are left to do."""
         if reused:
             self.reused_from["arena"] += reused
-            self.formats[format] += reused
+        self._count(formats)
         self.computed_tokens += computed
         self.queued_ms += queued_ms
 
-    def step(self, fresh: int, again: int, blocks: int, tokens: int, format: str) -> None:
-        """One step: positions computed for the first time and again, blocks sealed, tokens sampled."""
-        if fresh:
-            self.formats[format] += fresh
+    def step(self, fresh: int, again: int, blocks: int, tokens: int, formats: Mapping[str, int]) -> None:
+        """One step: positions computed for the first time (and how the positions by format change) and again, blocks
+        sealed, tokens sampled."""
+        self._count(formats)
         self.recomputed_tokens += again
         self.written_blocks += blocks
         self.completion_tokens += tokens
+
+    def _count(self, formats: Mapping[str, int]) -> None:
+        for name, count in formats.items():
+            self.formats[name] += count
+            if not self.formats[name]:
+                del self.formats[name]
 
     def drop(self, first: int, last: int) -> int:
         """A position was computed that no longer sees positions `first` to `last`, by `context_policy="window"`.

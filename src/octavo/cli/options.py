@@ -14,7 +14,16 @@ from typing import Annotated, Any
 
 import typer
 
-from octavo.config import BLOCK_SIZES, CACHE_POLICIES, DTYPES, KV_CACHE_DTYPES, EngineConfig, ServerConfig
+from octavo.config import (
+    BLOCK_SIZES,
+    CACHE_POLICIES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LAYER_KINDS,
+    STORED_BLOCK_SIZE,
+    EngineConfig,
+    ServerConfig,
+)
 from octavo.params import SamplingParams
 
 
@@ -45,11 +54,22 @@ class Flag:
 ENGINE = (
     Flag("dtype", str, f"Weights and arithmetic: {', '.join(DTYPES)}."),
     Flag("max_model_len", str, "Longest sequence, e.g. 32k.", "what the model was made for", "TOKENS"),
-    Flag("block_size", int, f"Positions per cache block: {', '.join(map(str, BLOCK_SIZES))}."),
+    Flag(
+        "block_size",
+        int,
+        f"Positions per cache block: {', '.join(map(str, BLOCK_SIZES))}.",
+        f"{EngineConfig.block_size}, or {STORED_BLOCK_SIZE} where sealed blocks are smaller",
+    ),
     Flag(
         "kv_cache_dtype",
         str,
-        f"Format of sealed blocks: {', '.join(dict.fromkeys(KV_CACHE_DTYPES.values()))}.",
+        f"Format of sealed blocks: {', '.join(dict.fromkeys(KV_CACHE_DTYPES.values()))}, or one for keys and one for "
+        "values: k=int8,v=int4.",
+    ),
+    Flag(
+        "kv_cache_dtype_overrides",
+        list[str],
+        f"Another format for the layers of a kind ({', '.join(LAYER_KINDS)}), e.g. sliding=bf16. May be repeated.",
     ),
     Flag(
         "kv_cache_memory",
@@ -184,8 +204,11 @@ def _spelled_out(
 
 
 def _defaults(home: Any) -> dict[str, Any]:
-    """Field → default, lists where the field holds a tuple."""
-    return {f.name: [] if f.default == () else f.default for f in fields(home)}
+    """Field → default, lists where the field holds several; None where another field decides."""
+    several: dict[str, Any] = {
+        f.name: [] for f in fields(home) if f.default == () or f.default_factory is dict
+    }
+    return {f.name: f.default for f in fields(home)} | several | {"block_size": None}
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.cache.formats import BlockFormat
 from octavo.config import Environment
 from octavo.errors import ConfigError, OctavoError
 from octavo.kernels import _native
@@ -34,8 +35,6 @@ MODULE_FILE = Path(str(_native.__file__))
 """The compiled module."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-FORMAT_CODES = {"f32": 0, "bf16": 0, "fp8": 1, "int8": 2, "int4": 3, "int2": 4}
-"""How the native side numbers the formats of keys and of values; 0 is compute precision, whichever it is."""
 
 
 class Epilogue(IntEnum):
@@ -320,20 +319,16 @@ def make_plan(
     return _native.make_plan(segments, tables, dropped, own, block_size, window or 0, kv_heads)
 
 
-def entry(offset: int, keys: str, values: str) -> int:
-    """The block table's entry of a block at byte `offset` whose keys and values are in these formats."""
-    return offset | FORMAT_CODES[keys] << 56 | FORMAT_CODES[values] << 59
-
-
-def stored_head_bytes(dtype: torch.dtype, keys: str, values: str, block_size: int, head_dim: int) -> int:
-    """Bytes of one KV head of one layer in a block of these formats, as the kernels count them."""
-    codes = FORMAT_CODES[keys], FORMAT_CODES[values]
+def stored_head_bytes(dtype: torch.dtype, format: BlockFormat, block_size: int, head_dim: int) -> int:
+    """Bytes of one KV head of one layer in a block of this format, as the kernels count them."""
+    codes = format.keys.code, format.values.code
     return _native.stored_head_bytes(dtype.itemsize, *codes, block_size, head_dim)
 
 
 def seal(dtype: torch.dtype, cache: LayerCache, from_to: npt.NDArray[np.int64]) -> None:
     """Writes one layer of blocks in other formats: `from_to [blocks, 2]` are entries of source and target."""
-    _native.seal(_DTYPES[dtype], *_place(cache), from_to)
+    if len(from_to):
+        _native.seal(_DTYPES[dtype], *_place(cache), from_to)
 
 
 def unseal(dtype: torch.dtype, cache: LayerCache, entries: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:

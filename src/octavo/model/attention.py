@@ -71,5 +71,6 @@ def _attention(
     k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
     out = torch.zeros(query.shape[2], *q.shape[1:], dtype=_current.dtype)
     native.cache_write(cache, batch.placements[group], k, v)
+    native.seal(_current.dtype, cache, batch.seals[group])
     native.attention(cache, batch.plans[group], q.contiguous(), out, spec.scaling, spec.softcap or 0.0)
     return out.to(query.dtype)[None], None

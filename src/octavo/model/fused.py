@@ -95,7 +95,7 @@ class FusedModel:
         work = self._work.first(len(batch))
         self._embed(batch, work.hidden)
         for layer, group, cache in zip(self._layers, self._groups, self._caches, strict=True):
-            layer.forward(work, batch.placements[group], batch.plans[group], cache)
+            layer.forward(work, batch, group, cache)
         if not rows:
             return torch.empty(0, self._head.n)
         wanted = work.hidden if len(rows) == len(batch) else work.hidden[rows]

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from octavo.kernels import native
 from octavo.kernels.native import (
-    AttentionPlan,
     Epilogue,
     LayerCache,
     PackedLinear,
     Rope,
-    RowPlacement,
     WeightPool,
 )
+from octavo.model.batch import Batch
 
 FUSED_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types whose decoder layer has exactly this shape; SmolLM is a Llama."""
@@ -138,12 +137,13 @@ class FusedLayer:
             scaling=scaling,
         )
 
-    def forward(self, work: Workspace, rows: RowPlacement, plan: AttentionPlan, cache: LayerCache) -> None:
-        """Advance `work.hidden` by this layer; K and V of the rows go to `cache`."""
+    def forward(self, work: Workspace, batch: Batch, group: int, cache: LayerCache) -> None:
+        """Advance `work.hidden` by this layer of layer group `group`; K and V of the rows go to `cache`."""
         native.rms_norm(work.hidden, self.input_norm, self.eps, work.normed)
         self.qkv(work.normed, work.qkv, Epilogue.STORE_FLOAT)
-        native.rope_write(cache, rows, work.qkv, self.rope, work.q)
-        native.attention(cache, plan, work.q, work.attended, self.scaling)
+        native.rope_write(cache, batch.placements[group], work.qkv, self.rope, work.q)
+        native.seal(work.q.dtype, cache, batch.seals[group])
+        native.attention(cache, batch.plans[group], work.q, work.attended, self.scaling)
         self.out(work.attended, work.hidden, Epilogue.ADD)
         native.rms_norm(work.hidden, self.mlp_norm, self.eps, work.normed)
         self.gate_up(work.normed, work.gated, Epilogue.SILU_GATED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from octavo.cache.formats import FORMATS
+from octavo.cache.formats import FORMATS, block_format
 from octavo.plan.planner import Case
 
 PROMPT_HEAVY = 0.5
@@ -46,10 +46,10 @@ def _advice(case: Case, change: str, fits: int) -> Advice:
 
 
 def _changes(case: Case) -> Iterator[tuple[str, int]]:
+    own = block_format(case.format)
     for name in ("fp8", "int8", "int4", "int2"):
-        if FORMATS[name].bits < FORMATS[case.format].bits:
-            planned = "" if FORMATS[name].in_engine else ", a planned format"
-            yield f"--kv-cache-dtype {name}{planned}", replace(case, format=name).max_requests
+        if FORMATS[name].bits < max(own.keys.bits, own.values.bits):
+            yield f"--kv-cache-dtype {name}", replace(case, format=name).max_requests
     for name in ("fp8", "int4"):
         if case.facts.weights.nbytes(name) < case.weights_bytes:
             yield f"--weights {name}", replace(case, weights=name).max_requests
@@ -97,8 +97,6 @@ def notes(case: Case) -> list[str]:
     context, hardware = case.facts.context, case.hardware
     if context is not None and case.context > context:
         found.append(f"the model was made for {context} positions; {case.context} are planned for")
-    if not FORMATS[case.format].in_engine:
-        found.append(f"{case.format} is a planned format: Octavo does not serve it yet")
     if case.concurrency is not None and case.concurrency > case.max_requests:
         found.append(f"{case.max_requests} of the {case.concurrency} requests asked for fit at a time")
     if case.replication > 1:

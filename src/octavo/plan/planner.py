@@ -10,9 +10,8 @@ import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from octavo.cache.formats import FORMATS
+from octavo.cache.formats import block_format
 from octavo.cache.layout import CacheLayout, LayerGroup
-from octavo.errors import ConfigError
 from octavo.plan.facts import ModelFacts
 from octavo.plan.hardware import Hardware
 from octavo.plan.roofline import Bounds, Roofline
@@ -41,10 +40,7 @@ class Case:
     concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ConfigError(
-                f"kv_cache_dtype={self.format!r} is not one of {', '.join(FORMATS)}", param="kv_cache_dtype"
-            )
+        block_format(self.format)
 
     @cached_property
     def layout(self) -> CacheLayout:
@@ -60,7 +56,7 @@ class Case:
         )
 
     def _layout(self, groups: tuple[LayerGroup, ...]) -> CacheLayout:
-        size = self.block_size or FORMATS[self.format].block_size
+        size = self.block_size or block_format(self.format).block_size
         return CacheLayout(groups, size, self.format, compute="f32" if self.weights == "f32" else "bf16")
 
     @cached_property

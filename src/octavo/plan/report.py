@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from octavo.cache.formats import FORMATS
 from octavo.config import BLOCK_SIZES, KV_CACHE_DTYPES, parse_bytes, parse_tokens
 from octavo.errors import ConfigError, show
 from octavo.plan.advice import advise, head_variants, notes, prompt_notes
@@ -68,7 +67,6 @@ def _row(case: Case) -> dict[str, Any]:
         "requests": requests,
         "bytes_for_requests": requests * case.bytes_per_request,
         "replication": case.replication,
-        "in_engine": FORMATS[case.format].in_engine,
         "prompt": case.prompt,
         "prefill_s": _bounds(case.prefill),
         "decode_batch": case.batch,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
@@ -172,9 +173,9 @@ class Scheduler:
             self._filling.sealed(sequence)
             fresh = max(0, chunk.stop - max(chunk.start, sequence.ever_computed))
             sequence.ever_computed = max(sequence.ever_computed, chunk.stop)
-            again, format = chunk.stop - chunk.start - fresh, self.cache.layout.format
-            sequence.request.receipt.step(fresh, again, blocks, len(ids), format)
-            self.totals.step(fresh, again, blocks, len(ids), format)
+            again, formats = chunk.stop - chunk.start - fresh, self._written(chunk.stop - fresh, chunk.stop)
+            sequence.request.receipt.step(fresh, again, blocks, len(ids), formats)
+            self.totals.step(fresh, again, blocks, len(ids), formats)
             self._note_dropped(sequence, chunk.stop - 1)
             self._pin_prompt(sequence)
             sampled.append((sequence, ids))
@@ -184,6 +185,15 @@ class Scheduler:
             else:
                 sequence.token_ids.extend(ids)
         self._let_go_late()
+
+    def _written(self, start: int, stop: int) -> Mapping[str, int]:
+        """Positions by format once `start .. stop - 1` are there too, less what they were before."""
+        layout = self.cache.layout
+        if not layout.is_stored:
+            return {layout.format: stop - start}
+        formats = layout.formats_of(stop)
+        formats.subtract(layout.formats_of(start))
+        return formats
 
     def _pin_prompt(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -259,12 +269,17 @@ class Scheduler:
 
     def _bounded(self, sequence: Sequence, count: int, owed: int) -> int:
         """How many of `count` tokens to compute at once. The chunk of a sequence that drops context holds more
-        blocks than its rule keeps only if nobody is owed them."""
+        blocks than its rule keeps, and one whose blocks are stored in a smaller form holds them as they are filled too,
+        only if nobody is owed the room."""
         lease = sequence.lease
-        if lease.drops is None:
+        if lease.drops is not None:
+            least = lease.drops.reach(lease.computed)
+        elif self.cache.layout.is_stored:
+            least = (lease.computed // self.cache.layout.block_size + 1) * self.cache.layout.block_size
+        else:
             return count
         spare = self.cache.reach(lease, self.cache.bytes_available - owed)
-        return min(count, max(lease.drops.reach(lease.computed), spare) - lease.computed)
+        return min(count, max(least, spare) - lease.computed)
 
     def _shrink(self, sequence: Sequence, count: int) -> int:
         """Alone, and still too much at once: only a window wider than the arena is long gets here."""
@@ -336,7 +351,7 @@ class Scheduler:
             request.admitted_at = self.cache.clock()
             queued_ms = 1000 * (request.admitted_at - request.arrived_at)
             for receipt in (request.receipt, self.totals):
-                receipt.admit(reused, len(sequence.token_ids) - reused, queued_ms, self.cache.layout.format)
+                receipt.admit(reused, len(sequence.token_ids) - reused, queued_ms, self._written(0, reused))
             self.totals.queried_tokens += len(sequence.token_ids) if sequence.lease.reuse else 0
         if sequence.preempted:
             sequence.preempted = False

@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from octavo.cache.formats import FORMATS
 from octavo.cache.policy import POLICIES
 from octavo.errors import ConfigError, show
 from octavo.plan.planner import Case
@@ -158,11 +157,6 @@ def run(
 
 
 def _spec(case: Case, setting: Setting, max_num_seqs: int, max_num_batched_tokens: int) -> ReplicaSpec:
-    if not FORMATS[case.format].in_engine:
-        raise ConfigError(
-            f"kv_cache_dtype={case.format!r} can be planned, but not simulated: the engine does not serve it yet",
-            param="kv_cache_dtype",
-        )
     if case.hardware.count > 1:
         raise ConfigError(
             f"hardware={case.hardware.name!r}: a replica is one device; --replicas says how many there are",
