@@ -1,4 +1,5 @@
-"""`/openapi.json`: what FastAPI finds out about the routes, and the errors of what stands around them."""
+"""`/openapi.json`: what FastAPI finds out about the routes, the errors of what stands around them, and the events of
+streams."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
 
+from octavo.server.anthropic.responses import MessageEvent
 from octavo.server.auth import is_open
+from octavo.server.openai.responses import ChatChunk, Completion
 from octavo.server.problems import AnthropicErrorBody, ErrorBody, is_anthropic
 
 _WITH_BODY = {
@@ -17,6 +21,11 @@ _WITH_BODY = {
     "413": "The body is too long.",
     "415": "The body is not declared to be JSON.",
     "503": "Too many requests wait, or the server is about to end; try again later.",
+}
+_STREAMS: dict[str, tuple[str, Any]] = {
+    "/v1/chat/completions": ("ChatEvent", ChatChunk | ErrorBody),
+    "/v1/completions": ("CompletionEvent", Completion | ErrorBody),
+    "/v1/messages": ("MessageEvent", MessageEvent | AnthropicErrorBody),
 }
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -48,6 +57,12 @@ def _describe(app: FastAPI, keyed: bool) -> dict[str, Any]:
         schemas.pop(name, None)
     if keyed:
         components["securitySchemes"] = _SCHEMES
+    for path, (name, kind) in _STREAMS.items():
+        schemas[name] = TypeAdapter(kind).json_schema(
+            ref_template=f"#/components/schemas/{name}/$defs/{{model}}"
+        )
+        answered = schema["paths"][path]["post"]["responses"]["200"]
+        answered["content"]["text/event-stream"] = {"itemSchema": _event(path, name)}
     for path, operations in schema["paths"].items():
         model = AnthropicErrorBody if is_anthropic(path) else ErrorBody
         reference = {"$ref": f"#/components/schemas/{model.__name__}"}
@@ -64,3 +79,16 @@ def _describe(app: FastAPI, keyed: bool) -> dict[str, Any]:
                 content = {"application/json": {"schema": reference}}
                 responses.setdefault(status, {"description": text, "content": content})
     return schema
+
+
+def _event(path: str, name: str) -> dict[str, Any]:
+    """An event whose data is JSON of the schema `name`; OpenAI's streams end with one that is not."""
+    data: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"$ref": f"#/components/schemas/{name}"},
+    }
+    if not is_anthropic(path):
+        data = {"anyOf": [{"const": "[DONE]"}, data]}
+    properties = {"event": {"type": "string"}, "data": data}
+    return {"type": "object", "required": ["data"], "properties": properties}

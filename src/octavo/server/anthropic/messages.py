@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Depends, Request
@@ -26,12 +26,9 @@ from octavo.server.state import ServerState, state_of
 
 router = APIRouter(tags=["anthropic"])
 State = Annotated[ServerState, Depends(state_of)]
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
-}
 
 
-@router.post("/v1/messages", response_model=MessagesResponse, responses=_ANSWERS)
+@router.post("/v1/messages", response_model=MessagesResponse)
 async def create(body: MessagesRequest, request: Request, state: State) -> Response:
     """Answer a conversation, at once or as server-sent events."""
     model = state.check_model(body.model)

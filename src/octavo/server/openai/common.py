@@ -21,8 +21,7 @@ from octavo.server.state import ServerState
 MAX_LOGPROBS = 2_000_000
 DONE = sse.event(b"[DONE]")
 ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
-    **{status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 415, 500, 503)},
+    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 415, 500, 503)
 }
 
 
