@@ -222,7 +222,7 @@ def test_work_of_a_plan_counts_windows() -> None:
             self.start, self.stop, self.sample = start, stop, sample
 
     chunks: Any = [Part(0, 10, False), Part(99, 100, True)]
-    assert work_of(chunks, (None, 4)) == StepWork(11, 1, (110, 14), (100, 4), (55, 34))
+    assert work_of(chunks, (None, 4)) == StepWork(2, 11, 1, (110, 14), (100, 4), (55, 34))
 
 
 def test_distributions_are_exact_in_the_mean_and_close_in_the_tail() -> None:

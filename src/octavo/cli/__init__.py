@@ -17,6 +17,7 @@ import typer
 
 from octavo import __version__
 from octavo.bench.cli import app as bench
+from octavo.cli.calibrate import calibrate
 from octavo.cli.options import with_flags, with_server_flags
 from octavo.cli.plan import plan
 from octavo.cli.show import notice, show_log
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 
 
+bench.command()(calibrate)
 app.add_typer(bench)
 app.command()(plan)
 app.command()(simulate)

@@ -33,7 +33,7 @@ def this_machine(environment: Environment, notice: Callable[[str], None]) -> Mac
 
     `notice` is told before that. Raises `ConfigError` if it cannot be made.
     """
-    file = environment.home / "machine" / f"{_key(environment)}.json"
+    file = environment.home / "machine" / f"{machine_key()}.json"
     try:
         return Machine(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
@@ -71,9 +71,11 @@ def _measure() -> Machine:
     )
 
 
-def _key(environment: Environment) -> str:
+def machine_key() -> str:
+    """What a measurement is kept under: CPU, threads, kernel path and Python."""
     threads = len(os.sched_getaffinity(0))
-    facts = [platform.machine(), _cpu_model(), threads, environment.isa, sys.version_info[:2]]
+    isa = Environment.read().isa
+    facts = [platform.machine(), _cpu_model(), threads, isa, sys.version_info[:2]]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 

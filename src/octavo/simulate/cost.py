@@ -13,10 +13,11 @@ from octavo.schedule.scheduler import Chunk
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step computes. `rows` are tokens, `logits` rows that are sampled; `seen` are positions read and `pairs`
-    pairs of a query and a position it sees, both by kind of layer, in the order of `StepCost.windows`. Pairs of chunks
-    of more than one token are in `prompt_pairs`."""
+    """What a step computes for `sequences` sequences. `rows` are tokens, `logits` rows that are sampled; `seen` are
+    positions read and `pairs` pairs of a query and a position it sees, both by kind of layer, in the order of
+    `StepCost.windows`. Pairs of chunks of more than one token are in `prompt_pairs`."""
 
+    sequences: int
     rows: int
     logits: int
     seen: tuple[int, ...]
@@ -25,9 +26,11 @@ class StepWork:
 
 
 class StepCost(Protocol):
-    """Seconds of a step. `windows` are those of the model's layer groups, None for full attention."""
+    """Seconds of a step."""
 
-    windows: tuple[int | None, ...]
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Those of the model's layer groups, None for full attention."""
 
     def seconds(self, work: StepWork) -> float:
         """How long the step takes."""
@@ -35,17 +38,18 @@ class StepCost(Protocol):
 
 def work_of(chunks: Iterable[Chunk], windows: tuple[int | None, ...]) -> StepWork:
     """The work of a step plan."""
-    rows = logits = 0
+    sequences = rows = logits = 0
     seen, pairs, prompt_pairs = ([0] * len(windows) for _ in range(3))
     for chunk in chunks:
         start, stop = chunk.start, chunk.stop
+        sequences += 1
         rows += stop - start
         logits += chunk.sample
         into = pairs if stop - start == 1 else prompt_pairs
         for i, window in enumerate(windows):
             seen[i] += stop if window is None else min(stop, window + stop - start - 1)
             into[i] += _pairs(stop, window) - _pairs(start, window)
-    return StepWork(rows, logits, tuple(seen), tuple(pairs), tuple(prompt_pairs))
+    return StepWork(sequences, rows, logits, tuple(seen), tuple(pairs), tuple(prompt_pairs))
 
 
 def _pairs(tokens: int, window: int | None) -> int:

@@ -227,7 +227,7 @@ class Replica:
         running, cost = self.scheduler.running, self._spec.cost
         rows, kinds = len(running), len(cost.windows)
         seen = sum(len(sequence.token_ids) for sequence in running)
-        work = StepWork(rows, rows, (seen,) * kinds, (seen,) * kinds, (0,) * kinds)
+        work = StepWork(rows, rows, rows, (seen,) * kinds, (seen,) * kinds, (0,) * kinds)
         ends: list[float] = []
         now = self.now
         for _ in range(steps):

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cache.policy import POLICIES
+from octavo.config import Environment
 from octavo.errors import ConfigError, show
 from octavo.plan.planner import Case
 from octavo.plan.report import make_plan
 from octavo.simulate.cache_only import CacheOnly, cache_only
 from octavo.simulate.cost import RooflineCost, StepCost
+from octavo.simulate.fitted import load as load_fitted
 from octavo.simulate.loop import Look, simulate
 from octavo.simulate.measure import Measures
 from octavo.simulate.replica import ReplicaSpec
@@ -128,7 +130,8 @@ def run(
 ) -> Report:
     """Simulate every combination of the options that list several values with commas.
 
-    Raises `ConfigError` or `ModelNotFound` naming the field.
+    Steps take as long as `octavo bench calibrate` found on `this`, where it was run for the model, and else what a
+    roofline says. Raises `ConfigError` or `ModelNotFound` naming the field.
     """
     for name, value in (
         ("max_num_seqs", max_num_seqs),
@@ -141,9 +144,13 @@ def run(
     plan = make_plan(model, hardware, kv_cache_dtype=kv_cache_dtype, notice=notice, **options)
     cases = {case.format: case for case in plan.cases}
     look = Look(max(a.at for a in arrivals) / CURVE_POINTS or 1.0, lifetimes)
+    fitted = load_fitted(Environment.read().home, plan.facts.name) if plan.hardware.name == "this" else None
     rows = []
     for setting in _settings(list(cases), capacity, cache_policy, replicas, routing):
-        spec = _spec(cases[setting.kv_cache_dtype], setting, max_num_seqs, max_num_batched_tokens)
+        case = cases[setting.kv_cache_dtype]
+        spec = _spec(
+            case, fitted or RooflineCost(case.roofline), setting, max_num_seqs, max_num_batched_tokens
+        )
         measures = simulate(
             arrivals,
             spec,
@@ -153,10 +160,14 @@ def run(
             processes=processes,
         )
         rows.append(Row(setting, spec.cache_bytes // sum(spec.layout.block_sizes_bytes), measures))
-    return Report(str(trace), plan.facts.name, plan.hardware.name, "roofline", tuple(rows))
+    return Report(
+        str(trace), plan.facts.name, plan.hardware.name, "calibration" if fitted else "roofline", tuple(rows)
+    )
 
 
-def _spec(case: Case, setting: Setting, max_num_seqs: int, max_num_batched_tokens: int) -> ReplicaSpec:
+def _spec(
+    case: Case, cost: StepCost, setting: Setting, max_num_seqs: int, max_num_batched_tokens: int
+) -> ReplicaSpec:
     if case.hardware.count > 1:
         raise ConfigError(
             f"hardware={case.hardware.name!r}: a replica is one device; --replicas says how many there are",
@@ -169,7 +180,6 @@ def _spec(case: Case, setting: Setting, max_num_seqs: int, max_num_batched_token
             f"hardware={case.hardware.name!r}: {cache_bytes} bytes are left for the cache, and one block takes {block}",
             param="hardware",
         )
-    cost: StepCost = RooflineCost(case.roofline)
     return ReplicaSpec(
         case.device_layout,
         cache_bytes,

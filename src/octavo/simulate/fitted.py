@@ -1,0 +1,139 @@
+"""A step cost fitted to measured steps: piecewise linear in the rows, linear in everything else."""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.errors import ConfigError
+from octavo.plan.machine import machine_key
+from octavo.simulate.cost import StepWork
+
+_KNOTS = tuple(1 << i for i in range(15))
+_OUTLIER = 1.5
+_ROUNDS = 3
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One step that was measured."""
+
+    work: StepWork
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FittedCost:
+    """`base[i]` seconds for `knots[i]` rows, straight lines between them, and seconds per position that is read, per
+    pair in prompts, per sampled row and per sequence. `shares` is each layer group's part of the layers."""
+
+    windows: tuple[int | None, ...]
+    shares: tuple[float, ...]
+    knots: tuple[int, ...]
+    base: tuple[float, ...]
+    per_seen: float
+    per_prompt_pair: float
+    per_logit: float
+    per_sequence: float
+
+    def seconds(self, work: StepWork) -> float:
+        """How long the step takes."""
+        seen, pairs = _weighed(work, self.shares)
+        rest = self.per_seen * seen + self.per_prompt_pair * pairs
+        return (
+            self._base(work.rows) + rest + self.per_logit * work.logits + self.per_sequence * work.sequences
+        )
+
+    def _base(self, rows: int) -> float:
+        knots, base = self.knots, self.base
+        if len(knots) == 1:
+            return base[0] * rows / knots[0]
+        right = min(max(1, bisect_right(knots, rows)), len(knots) - 1)
+        left = right - 1
+        slope = (base[right] - base[left]) / (knots[right] - knots[left])
+        return max(base[left] + slope * (rows - knots[left]), 0.0)
+
+
+def _weighed(work: StepWork, shares: Sequence[float]) -> tuple[float, float]:
+    seen = sum(share * n for share, n in zip(shares, work.seen, strict=True))
+    return seen, sum(share * n for share, n in zip(shares, work.prompt_pairs, strict=True))
+
+
+def fit(samples: Sequence[Sample], windows: tuple[int | None, ...], shares: tuple[float, ...]) -> FittedCost:
+    """The cost with no negative part whose relative errors are least; steps far off it, which something else on the
+    machine has disturbed, are left out. Raises `ConfigError` without samples."""
+    if not samples:
+        raise ConfigError("calibration: no step was measured", param="samples")
+    widest = max(sample.work.rows for sample in samples)
+    knots = (*(k for k in _KNOTS if k < widest), widest)
+    columns = np.array([_row(sample.work, knots, shares) for sample in samples])
+    seconds = np.array([sample.seconds for sample in samples])
+    kept = np.ones(len(samples), dtype=bool)
+    for _ in range(_ROUNDS):
+        found = _least_squares(columns[kept] / seconds[kept, None])
+        ratio = np.maximum(columns @ found, 1e-12) / seconds
+        kept = (ratio < _OUTLIER) & (ratio > 1 / _OUTLIER)
+        if not kept.any():
+            kept[:] = True
+    base = tuple(float(value) for value in found[: len(knots)])
+    return FittedCost(windows, shares, knots, base, *(float(value) for value in found[len(knots) :]))
+
+
+def _row(work: StepWork, knots: Sequence[int], shares: Sequence[float]) -> list[float]:
+    """What each coefficient is multiplied with."""
+    hats = [0.0] * len(knots)
+    right = min(bisect_right(knots, work.rows), len(knots) - 1)
+    left = max(0, right - 1)
+    if left == right:
+        hats[left] = 1.0
+    else:
+        part = (work.rows - knots[left]) / (knots[right] - knots[left])
+        hats[left], hats[right] = 1 - part, part
+    return [*hats, *_weighed(work, shares), float(work.logits), float(work.sequences)]
+
+
+def _least_squares(columns: Floats) -> Floats:
+    """x >= 0 with `columns @ x` close to 1: what comes out negative is left out, the most negative first."""
+    used = [i for i in range(columns.shape[1]) if columns[:, i].any()]
+    found = np.zeros(columns.shape[1])
+    scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
+    while used:
+        part, *_ = np.linalg.lstsq(columns[:, used] / scale[used], np.ones(len(columns)), rcond=None)
+        if part.min() >= 0:
+            found[used] = part / scale[used]
+            break
+        used.pop(int(part.argmin()))
+    return found
+
+
+def _file(home: Path, model: str) -> Path:
+    return home / "calibration" / f"{machine_key()}-{model.replace('/', '--')}.json"
+
+
+def save(cost: FittedCost, home: Path, model: str) -> Path:
+    """Keep the calibration of `model`, by its name in plans, on this machine."""
+    file = _file(home, model)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(asdict(cost)) + "\n")
+    part.replace(file)
+    return file
+
+
+def load(home: Path, model: str) -> FittedCost | None:
+    """The calibration that was kept; None if there is none that can be read."""
+    try:
+        values = json.loads(_file(home, model).read_text())
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return FittedCost(**{**values, **lists})
+    except (OSError, ValueError, TypeError):
+        return None

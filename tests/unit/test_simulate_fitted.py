@@ -1,0 +1,84 @@
+"""Fitting a step cost: a law that made the samples is found again, disturbed steps are left out."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from octavo.errors import ConfigError
+from octavo.simulate import fitted
+from octavo.simulate.cost import StepWork
+from octavo.simulate.fitted import FittedCost, Sample, fit
+
+WINDOWS, SHARES = (None, 32), (0.25, 0.75)
+
+
+def works(count: int, seed: int = 0) -> list[StepWork]:
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        rows = draw.choice([1, 1, 2, 3, 5, 8, 16, 31, 64, 100, 300, 512])
+        sequences = draw.randint(1, rows)
+        seen = (draw.randint(rows, 4000 * sequences), draw.randint(1, 32 * sequences))
+        pairs = (draw.randint(0, 500 * rows), draw.randint(0, 32 * rows))
+        made.append(StepWork(sequences, rows, draw.randint(0, sequences), seen, seen, pairs))
+    return made
+
+
+def law(work: StepWork) -> float:
+    seen = 0.25 * work.seen[0] + 0.75 * work.seen[1]
+    pairs = 0.25 * work.prompt_pairs[0] + 0.75 * work.prompt_pairs[1]
+    base = 4e-3 + 5e-5 * max(work.rows, 16)  # flat while the weights are read, then by the row
+    return base + 2e-8 * seen + 1e-9 * pairs + 3e-4 * work.logits + 1e-5 * work.sequences
+
+
+def test_the_law_is_found_again() -> None:
+    cost = fit([Sample(work, law(work)) for work in works(400)], WINDOWS, SHARES)
+    for work in works(100, seed=1):
+        assert cost.seconds(work) == pytest.approx(law(work), rel=1e-6)
+    assert cost.per_logit == pytest.approx(3e-4, rel=1e-3)
+
+
+def test_disturbed_steps_are_left_out() -> None:
+    draw = random.Random(5)
+    samples = [
+        Sample(work, law(work) * (draw.uniform(0.97, 1.03) if i % 20 else 8.0))
+        for i, work in enumerate(works(800))
+    ]
+    cost = fit(samples, WINDOWS, SHARES)
+    errors = [cost.seconds(work) / law(work) - 1 for work in works(200, seed=2)]
+    assert max(map(abs, errors)) < 0.12
+    assert abs(sum(errors) / len(errors)) < 0.02
+
+
+def test_no_part_is_negative_and_wider_steps_are_extrapolated() -> None:
+    samples = [Sample(work, 1e-2 / (1 + work.logits)) for work in works(200)]
+    cost = fit(samples, WINDOWS, SHARES)
+    assert min(*cost.base, cost.per_seen, cost.per_prompt_pair, cost.per_logit, cost.per_sequence) >= 0
+    straight = FittedCost(WINDOWS, SHARES, (1, 2, 4), (1.0, 1.0, 2.0), 0.0, 0.0, 0.0, 0.0)
+    zero = (0, 0)
+    assert [straight.seconds(StepWork(1, rows, 0, zero, zero, zero)) for rows in (1, 2, 3, 4, 8)] == [
+        1,
+        1,
+        1.5,
+        2,
+        4,
+    ]
+
+
+def test_one_kind_of_step_is_enough_and_none_is_not() -> None:
+    work = StepWork(1, 1, 1, (5, 5), (5, 5), (0, 0))
+    assert fit([Sample(work, 0.5)], WINDOWS, SHARES).seconds(work) == pytest.approx(0.5)
+    with pytest.raises(ConfigError, match="no step"):
+        fit([], WINDOWS, SHARES)
+
+
+def test_a_calibration_is_kept_by_model(tmp_path: Path) -> None:
+    cost = fit([Sample(work, law(work)) for work in works(50)], WINDOWS, SHARES)
+    file = fitted.save(cost, tmp_path, "owner/model")
+    assert fitted.load(tmp_path, "owner/model") == cost
+    assert fitted.load(tmp_path, "other") is None
+    file.write_text("{}")
+    assert fitted.load(tmp_path, "owner/model") is None
