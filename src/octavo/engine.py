@@ -216,12 +216,8 @@ class Engine:
         first = 0
         for chunk in plan.chunks:
             sequence, count = chunk.sequence, chunk.stop - chunk.start
-            tables = tuple(table.entries for table in sequence.tables)
             token_ids = sequence.token_ids[chunk.start : chunk.stop]
-            own, first_own = None, chunk.start // self.layout.block_size
-            if self.layout.is_stored:
-                own = tuple(table.own(first_own, len(table)) for table in sequence.tables)
-            pieces.append(Piece(token_ids, chunk.start, tables, sequence.lease.drops, own, first_own))
+            pieces.append(Piece.of(sequence.lease, token_ids, chunk.start, self.layout))
             inside = self._wanted_rows(chunk)
             rows.append(range(len(wanted), len(wanted) + len(inside)))
             wanted += [first + r for r in inside]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.cache.blocks import Lease
 from octavo.cache.dropping import DropRule
 from octavo.cache.layout import CacheLayout
 from octavo.kernels.native import AttentionPlan, RowPlacement, make_plan
@@ -31,6 +32,14 @@ class Piece:
     drops: DropRule | None = None
     own: tuple[array[int], ...] | None = None
     own_first: int = 0
+
+    @classmethod
+    def of(cls, lease: Lease, token_ids: Sequence[int], start: int, layout: CacheLayout) -> Piece:
+        """`token_ids` from position `start` on, of the sequence whose blocks `lease` holds."""
+        own, first = None, start // layout.block_size
+        if layout.is_stored:
+            own = tuple(table.own(first, len(table)) for table in lease.tables)
+        return cls(token_ids, start, tuple(t.entries for t in lease.tables), lease.drops, own, first)
 
     @property
     def stop(self) -> int:

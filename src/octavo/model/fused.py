@@ -74,8 +74,9 @@ class FusedModel:
         """Bytes of the rows of a step and of the rotation tables."""
         return self._work.nbytes + self._rope.nbytes
 
-    def attach(self, arena: int) -> None:
-        """Read and write the cache at address `arena` from now on."""
+    def attach(self, arena: int, layout: CacheLayout) -> None:
+        """Read and write the cache at address `arena` from now on, whose blocks lie as in `layout`."""
+        self._layout = layout
         self._caches = [
             LayerCache(
                 arena,

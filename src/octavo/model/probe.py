@@ -36,8 +36,8 @@ _COMPANY = (0, 1, 19)
 class Computes(Protocol):
     """What a fused and an unfused model have in common."""
 
-    def attach(self, arena: int) -> None:
-        """Use the cache at address `arena`."""
+    def attach(self, arena: int, layout: CacheLayout) -> None:
+        """Use the cache at address `arena`, whose blocks lie as in `layout`."""
 
     def forward(self, pieces: list[Piece], rows: list[int]) -> Tensor:
         """Logits of the given rows."""
@@ -61,7 +61,7 @@ def probe(
     blocks = -(-max(_LENGTH, max_rows - _LENGTH) // layout.block_size)
     sizes = [layout.block_bytes(g) for g in range(len(layout.groups))]
     arena = native.HugeBuffer(2 * blocks * sum(sizes))
-    model.attach(arena.address)
+    model.attach(arena.address, layout)
     tables: list[tuple[array[int], ...]] = []
     offset = 0
     for _ in range(2):

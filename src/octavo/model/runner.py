@@ -30,6 +30,7 @@ class Runner:
         self, loaded: LoadedModel, layout: CacheLayout, *, max_rows: int, max_len: int, fuse: bool = True
     ) -> None:
         self.fused = fuse and can_fuse(loaded)
+        self._layout = layout
         self._model: FusedModel | UnfusedModel
         if self.fused:
             self._model = FusedModel(loaded, layout, max_rows, max_len)
@@ -84,9 +85,10 @@ class Runner:
         """Bytes that steps need besides weights and cache; 0 where transformers takes and frees them by itself."""
         return self._model.scratch_bytes if isinstance(self._model, FusedModel) else 0
 
-    def attach(self, arena: int) -> None:
-        """Use the cache at address `arena`."""
-        self._model.attach(arena)
+    def attach(self, arena: int, layout: CacheLayout | None = None) -> None:
+        """Use the cache at address `arena`. Its blocks lie as in `layout` (None: the runner's own), which may differ
+        from that in its formats and block size."""
+        self._model.attach(arena, layout or self._layout)
 
     def forward(self, pieces: Sequence[Piece], rows: Sequence[int]) -> Tensor:
         """Compute all `pieces`, writing K and V; returns float32 logits `[len(rows), vocabulary]`.

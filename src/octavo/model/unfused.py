@@ -38,9 +38,9 @@ class UnfusedModel:
         """Bytes of all parameters."""
         return sum(p.nbytes for p in self._model.parameters())
 
-    def attach(self, arena: int) -> None:
-        """Read and write the cache at address `arena` from now on."""
-        layout = self._layout
+    def attach(self, arena: int, layout: CacheLayout) -> None:
+        """Read and write the cache at address `arena` from now on, whose blocks lie as in `layout`."""
+        self._layout = layout
         caches = []
         for i, part in enumerate(self._spec.layers):
             g = next(g for g, group in enumerate(layout.groups) if i in group.layers)
