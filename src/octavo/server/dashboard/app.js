@@ -2,14 +2,14 @@
 
 import { Charts } from "./charts.js";
 import { Chat, modelName } from "./chat.js";
-import { $, h, keyed, setText } from "./dom.js";
+import { $, h, keyed, setAttribute, setText } from "./dom.js";
 import { follow } from "./feed.js";
 import { bytes, count, many } from "./format.js";
 import { Glance } from "./glance.js";
 import { Inspector } from "./inspector.js";
 import { Log } from "./log.js";
 import { ArenaMap } from "./map.js";
-import { Palette, stateOf } from "./palette.js";
+import { Palette } from "./palette.js";
 import { Requests } from "./requests.js";
 import { Store } from "./store.js";
 import { Tree } from "./tree.js";
@@ -20,7 +20,8 @@ const store = new Store();
 const palette = new Palette();
 const map = new ArenaMap(store, palette);
 const inspector = new Inspector(store, palette, map);
-const views = [new Glance(store), new Requests(store, palette, map), new Tree(store, palette, map), new Charts(store), new Log(store)];
+const glance = new Glance(store);
+const views = [glance, new Requests(store, palette, map), new Tree(store, palette, map), new Charts(store), new Log(store)];
 
 function sayArena() {
   const { sizes } = store;
@@ -41,8 +42,7 @@ function legend() {
     setText(element.children[1], c.name);
     setText(element.children[2], c.key === "free" ? "" : count(counts.get(c.key) ?? 0));
   });
-  const shared = [...store.rows.values()].filter((row) => stateOf(row) === "shared").length;
-  $("map").setAttribute("aria-label", `Map of the arena: ${many(store.rows.size, "block")} held, ${shared} of them shared`);
+  setAttribute($("map"), "aria-label", `Map of the arena: ${many(store.rows.size, "block")} held, ${glance.shared} of them shared`);
 }
 
 function draw(change) {

@@ -7,9 +7,8 @@ import { STATES, stateOf } from "./palette.js";
 const WINDOW_S = 60;
 
 export class Glance {
-  constructor(store, map) {
+  constructor(store) {
     this.store = store;
-    this.map = map;
     $("memory-meter").append(...STATES.map(({ key }) => h("i", { class: `state-${key}` })));
   }
 
@@ -24,6 +23,7 @@ export class Glance {
       if (row.refs > 1) saved += (row.refs - 1) * row.nbytes;
     }
     this.#memory(blocks, held);
+    this.shared = blocks.shared;
     this.#shared(blocks, saved);
     this.#thrown();
   }

@@ -22,6 +22,8 @@ export class Tree {
     this.placed = [];
     this.seen = new Map();
     this.tallest = 0;
+    this.width = 0; // told by the observer: to ask for it in an update would lay the page out once more
+    new ResizeObserver(([entry]) => (this.width = entry.contentRect.width)).observe(this.element);
     this.looked = null;
     this.focused = null;
     const chainAt = (event) => this.#byKey(event.target.closest(".chain")?.dataset.key);
@@ -42,7 +44,6 @@ export class Tree {
     this.room = 1 - (narrow.matches ? ROOM_NARROW : ROOM_FOR_LABEL);
     const { placed, lines, hidden } = arrange(roots, narrow.matches ? LINES_NARROW : LINES, (chain) => this.#place(chain));
     this.placed = placed;
-    this.width = this.element.clientWidth;
     const deepest = Math.max(...placed.map(({ chain }) => chain.start + chain.rows.length), 1);
     this.tallest = Math.max(this.tallest, lines);
     this.element.style.height = `${this.tallest * LINE_PX}px`; // it never shrinks: what stands below stays in place
