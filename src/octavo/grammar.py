@@ -7,6 +7,7 @@ a `Progress` reads the tokens that were appended since it last looked.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import InvalidRequest
+from octavo.guard import Guard, limits
 from octavo.structured import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -24,8 +26,7 @@ if TYPE_CHECKING:
     from octavo.model.tokenizer import Tokenizer
 
 _PARAM = "structured_outputs"
-# A fifth of the library's own limit, or an ambiguous grammar takes its neighbours' time: 10 instead of 50 ms a token.
-_STEP_MAX_ITEMS = 10_000
+_KEPT = 64  # compiled forms; clients send the same ones again
 # Between two parts of JSON: models that may write white space without end do.
 _JSON: JsonCompileOptions = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
 
@@ -40,6 +41,11 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = sorted(eos_token_ids)
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+
+    @cached_property
+    def _guard(self) -> Guard:
+        return Guard([] if self._tokenizer.hf is None else self._tokenizer.hf.all_special_tokens)
 
     @cached_property
     def _tokens(self) -> LLTokenizer:
@@ -61,13 +67,25 @@ class Grammars:
 
     def compile(self, wanted: StructuredOutputs) -> Grammar:
         """Raises `InvalidRequest` where the form is none, or too complex, or the model has no tokenizer."""
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
-        limits = LLParserLimits(step_max_items=_STEP_MAX_ITEMS, verbose_errors=False)
-        matcher = LLMatcher(self._tokens, _source(wanted), log_level=0, limits=limits)
-        if matcher.is_error():
-            raise InvalidRequest(f"{_PARAM} cannot be compiled: {_reason(matcher)}", param=_PARAM)
-        return Grammar(matcher, self._vocab_size, self._tokens.vocab_size)
+        source = _source(wanted)
+        if source not in self._kept:
+            tokens = self._tokens
+            if not self._guard.survives(source):
+                raise InvalidRequest(
+                    f"{_PARAM} takes too much time or memory to compile; make it smaller", param=_PARAM
+                )
+            matcher = LLMatcher(tokens, source, log_level=0, limits=limits())
+            if not matcher.is_error():
+                matcher.compute_bitmask()  # the first is the slowest, and every answer needs it
+            if matcher.is_error():
+                raise InvalidRequest(f"{_PARAM} cannot be compiled: {_reason(matcher)}", param=_PARAM)
+            self._kept[source] = Grammar(matcher, self._vocab_size, tokens.vocab_size)
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(source)
+        return self._kept[source]
 
 
 class Grammar:

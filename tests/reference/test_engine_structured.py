@@ -302,7 +302,7 @@ def test_a_form_that_grows_too_complex_fails_that_request_only(
     engine = single_of("llama")
     (expected,) = together(engine, [(PROMPT, form("schema"))])
     good = submit(engine, "good", (PROMPT, form("schema")))
-    monkeypatch.setattr("octavo.grammar._STEP_MAX_ITEMS", 300)
+    monkeypatch.setattr("octavo.guard.STEP_MAX_ITEMS", 300)
     ambiguous = StructuredOutputs(grammar='start: s\ns: s s | s s s | "a" | ""')
     own = SamplingParams(structured_outputs=ambiguous, max_tokens=300, ignore_eos=True)
     bad = submit(engine, "bad", (PROMPT, own))
