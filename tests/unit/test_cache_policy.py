@@ -82,3 +82,26 @@ def test_cost_aware_prefers_to_lose_large_blocks():
     policy.add(small)
     policy.add(large)
     assert policy.victim(20) is large
+
+
+def test_lru_takes_no_parent_before_its_child_of_another_size():
+    policy = LRU()
+    child, parent, later = idle(10), idle(30), idle(30)
+    parent.idle_children = 1
+    for block in (child, parent, later):
+        policy.add(block)
+    assert policy.victim(30) is child
+    parent.idle_children = 0
+    assert [policy.victim(30) for _ in range(2)] == [parent, later]
+
+
+def test_lru_a_block_that_became_smaller_goes_no_later_for_that():
+    policy = LRU()
+    first, second = idle(30), idle(30)
+    policy.add(first)
+    policy.add(second)
+    for block in (second, first):
+        policy.remove(block)
+        block.nbytes = 10
+        policy.put_back(block)
+    assert policy.victim(10) is first

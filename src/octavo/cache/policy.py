@@ -23,6 +23,9 @@ class Policy(Protocol):
     def remove(self, block: Block) -> None:
         """`block` is used again."""
 
+    def put_back(self, block: Block) -> None:
+        """`block` was removed to become smaller, and is no more or less recent for that."""
+
     def victim(self, nbytes: int) -> Block | None:
         """Take out the block to reclaim when `nbytes` are wanted; None if there is none."""
 
@@ -30,22 +33,31 @@ class Policy(Protocol):
 
 
 class LRU:
-    """Least recently used. Every operation is O(1): one linked list by priority and size class.
+    """Least recently used. One linked list by priority and size class, so that every operation is O(1).
 
-    A parent is added after its idle children, so list order alone reclaims leaves first. Blocks of the wanted
-    size are preferred within the lowest priority, which keeps the size classes of the arena in place.
+    A parent is added after its idle children, so the oldest block of a priority has none. A block of the wanted size is
+    preferred if it has none either, which keeps the size classes of the arena in place. `rank` numbers the additions.
     """
 
     def __init__(self) -> None:
         self._lists: dict[int, dict[int, OrderedDict[Block, None]]] = {}
+        self._disordered: set[tuple[int, int]] = set()
+        self._added = 0
 
     def add(self, block: Block) -> None:
+        self._added += 1
+        block.rank = self._added
+        self.put_back(block)
+
+    def put_back(self, block: Block) -> None:
         sizes = self._lists.get(block.priority)
         if sizes is None:
             sizes = self._lists[block.priority] = {}
         blocks = sizes.get(block.nbytes)
         if blocks is None:
             blocks = sizes[block.nbytes] = OrderedDict()
+        elif next(reversed(blocks)).rank > block.rank:
+            self._disordered.add((block.priority, block.nbytes))
         blocks[block] = None
 
     def remove(self, block: Block) -> None:
@@ -59,13 +71,22 @@ class LRU:
             return None
         priority = max(self._lists)
         sizes = self._lists[priority]
-        size = nbytes if nbytes in sizes else max(sizes)
-        block, _ = sizes[size].popitem(last=False)
-        if not sizes[size]:
-            self._forget(priority, size)
+        block = self._oldest(priority, nbytes) if nbytes in sizes else None
+        if block is None or block.idle_children:
+            block = min((self._oldest(priority, size) for size in sizes), key=lambda b: b.rank)
+        self.remove(block)
         return block
 
+    def _oldest(self, priority: int, nbytes: int) -> Block:
+        blocks = self._lists[priority][nbytes]
+        if (priority, nbytes) in self._disordered:
+            self._disordered.remove((priority, nbytes))
+            blocks = OrderedDict.fromkeys(sorted(blocks, key=lambda b: b.rank))
+            self._lists[priority][nbytes] = blocks
+        return next(iter(blocks))
+
     def _forget(self, priority: int, nbytes: int) -> None:
+        self._disordered.discard((priority, nbytes))
         del self._lists[priority][nbytes]
         if not self._lists[priority]:
             del self._lists[priority]
@@ -97,6 +118,8 @@ class CostAware:
         block.rank = self._age + block.uses / block.nbytes
         if not block.idle_children:
             self._push(block)
+
+    put_back = add
 
     def remove(self, block: Block) -> None:
         del self._idle[block]
