@@ -68,7 +68,7 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Draw the plan, e.g. plan.png.", show_default=False)
     ] = None,
 ) -> None:
-    """How many requests of what length a machine carries, what limits it, and what would help. Nothing is loaded."""
+    """How many requests of what length a machine carries. Also what limits it and what would help; loads no weights."""
     from octavo.plan.report import make_plan
 
     made = make_plan(

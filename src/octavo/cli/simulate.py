@@ -76,7 +76,7 @@ def simulate(
         Path | None, typer.Option(metavar="FILE", help="Draw it, e.g. simulation.png.", show_default=False)
     ] = None,
 ) -> None:
-    """Replay a trace through the real scheduler and cache, with a cost model in place of the model."""
+    """Replay a trace through the real scheduler and cache. A cost model stands in for the forward pass."""
     from rich.console import Console
 
     from octavo.simulate import report, show
