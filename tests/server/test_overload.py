@@ -16,7 +16,7 @@ from support.load import Heard, Refused, Stream, ask
 from support.serving import SMALL, Served, serving
 from support.sizes import sized
 
-CLIENTS = sized(80, 200)
+CLIENTS = sized(64, 200)
 EACH = sized(3, 5)
 """Requests of each client, one after the other."""
 MAX_NUM_SEQS = 16
