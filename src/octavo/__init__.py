@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from octavo.aio import AsyncEngine
     from octavo.llm import LLM
     from octavo.outputs import CompletionOutput, Logprob, RequestOutput
-    from octavo.params import SamplingParams
+    from octavo.params import SamplingParams, StructuredOutputs
 
 __all__ = [
     "LLM",
@@ -20,6 +20,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _HOMES = {
     "Logprob": "octavo.outputs",
     "RequestOutput": "octavo.outputs",
     "SamplingParams": "octavo.params",
+    "StructuredOutputs": "octavo.params",
 }
 
 

@@ -15,6 +15,8 @@ from octavo.errors import InvalidRequest, show
 from octavo.structured import StructuredOutputs as StructuredOutputs
 
 MAX_CHOICES = 1024
+# Strings, and characters in all: each token of each answer is compared with them between two steps of everybody's.
+MAX_STRINGS = {"stop": (128, 4096), "bad_words": (4096, 65_536)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +218,10 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
             _refuse(name, value, "a list of strings of valid characters", [])
         if not item or (name == "bad_words" and item.isspace()):
             _refuse(name, value, "a list without empty strings", [s for s in items if s and s != item])
+    count, characters = MAX_STRINGS[name]
+    for what, has, most in (("strings", len(items), count), ("characters", sum(map(len, items)), characters)):
+        if has > most:
+            raise InvalidRequest(f"{name} has {has} {what}; at most {most} work", param=name)
     return tuple(items)
 
 

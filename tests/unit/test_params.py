@@ -173,3 +173,21 @@ def test_token_ids_outside_the_vocabulary_are_refused(options: dict[str, object]
     SamplingParams(
         stop_token_ids=[99], allowed_token_ids=[99], logit_bias={0: 1}, logprobs=100
     ).check_vocabulary(100)
+
+
+@pytest.mark.parametrize(
+    ("field", "strings", "message"),
+    [
+        ("stop", ["a"] * 129, "stop has 129 strings; at most 128 work"),
+        ("stop", ["a" * 4097], "stop has 4097 characters; at most 4096 work"),
+        ("bad_words", ["a"] * 4097, "bad_words has 4097 strings; at most 4096 work"),
+        ("bad_words", ["a" * 9000] * 8, "bad_words has 72000 characters; at most 65536 work"),
+    ],
+)
+def test_strings_that_would_hold_up_every_step_are_refused(
+    field: str, strings: list[str], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        SamplingParams(**{field: strings})
+    assert caught.value.param == field
+    assert getattr(SamplingParams(**{field: ["a" * 32] * 128}), field) == ("a" * 32,) * 128
