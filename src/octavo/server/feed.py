@@ -19,7 +19,7 @@ import orjson
 
 from octavo.aio import AsyncEngine
 from octavo.errors import OctavoError, Overloaded
-from octavo.server.moment import Json, Moment, change, columns_of, look, sample, whole
+from octavo.server.moment import Json, Moment, change, columns_of, look, merged, sample, whole
 from octavo.server.sse import event
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ class Recent:
     def __init__(self) -> None:
         self.samples, self.events, self.ended = Ring(SAMPLES), Ring(EVENTS), Ring(ENDED)
 
-    def add(self, moment: Moment) -> None:
-        """Keep what is new in `moment`."""
+    def add(self, moment: Moment, events: list[Json]) -> None:
+        """Keep what is new in `moment`, whose events these are."""
         self.samples.add([moment.sample])
-        self.events.add(moment.events)
+        self.events.add(events)
         self.ended.add(moment.ended)
 
     @property
@@ -113,9 +113,9 @@ class Feed:
         """A new moment, for one or for all. Raises `OctavoError` if the engine has ended."""
         async with self._one_look:
             took, moment = await self._engine.call(self._timed_look)
-            await asyncio.to_thread(lambda: moment.picture.rows)
+            events = await asyncio.to_thread(_digest, moment)
             self._period = min(max(PERIOD_S, took / SHARE), LONGEST_PERIOD_S)
-            self._recent.add(moment)
+            self._recent.add(moment, events)
             self._latest = moment
         return moment
 
@@ -189,6 +189,12 @@ def feed_of(app: FastAPI) -> Feed:
         state = app.state.octavo
         feed = app.state.feed = Feed(state.engine, state.witness, lambda: state.draining)
     return feed
+
+
+def _digest(moment: Moment) -> list[Json]:
+    """What need not be done while the engine waits: the rows, which the moment keeps, and the events."""
+    _ = moment.picture.rows
+    return merged(moment.events)
 
 
 def _dump_whole(moment: Moment, recent: Json) -> bytes:

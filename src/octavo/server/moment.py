@@ -51,7 +51,7 @@ class Moment:
     layout: CacheLayout
     requests: dict[str, Json]
     sample: Json
-    events: list[Json]
+    events: list[Event]
     ended: list[Json]
 
 
@@ -65,7 +65,7 @@ def look(engine: Engine, witness: Witness) -> Moment:
         layout=engine.layout,
         requests={name: request_now(request) for name, request in shown.items()},
         sample=sample(engine, witness),
-        events=_merged(engine.events()),
+        events=engine.events(),
         ended=witness.take_ended(),
     )
 
@@ -205,8 +205,8 @@ def request_now(request: Request) -> Json:
     }
 
 
-def _merged(events: Iterable[Event]) -> list[Json]:
-    """Events of blocks with the same reason and owner as one, with a count."""
+def merged(events: Iterable[Event]) -> list[Json]:
+    """Events as JSON, those of blocks with the same reason and owner as one, with a count."""
     merged: dict[Hashable, Json] = {}
     for number, event in enumerate(events):
         about_block = bool(event.digest)

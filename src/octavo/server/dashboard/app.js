@@ -2,7 +2,7 @@
 
 import { Charts } from "./charts.js";
 import { Chat, modelName } from "./chat.js";
-import { $, h, keyed, setAttribute, setText } from "./dom.js";
+import { $, h, keyed, setAttribute, setText, swatch } from "./dom.js";
 import { follow } from "./feed.js";
 import { bytes, count, many } from "./format.js";
 import { Glance } from "./glance.js";
@@ -21,7 +21,8 @@ const palette = new Palette();
 const map = new ArenaMap(store, palette);
 const inspector = new Inspector(store, palette, map);
 const glance = new Glance(store);
-const views = [glance, new Requests(store, palette, map), new Tree(store, palette, map), new Charts(store), new Log(store)];
+const requests = new Requests(store, palette, map);
+const views = [glance, requests, new Tree(store, palette, map), new Charts(store), new Log(store)];
 
 function sayArena() {
   const { sizes } = store;
@@ -37,12 +38,13 @@ function legend() {
   }
   const free = { key: "free", name: `free, ${bytes(store.now.bytes_free)}`, property: "--free" };
   const shown = palette.classes().filter((c) => counts.has(c.key) || palette.mode === "state");
-  const make = (c) => h("li", {}, h("i", { class: `swatch ${c.property.slice(2)}`, "aria-hidden": "true" }), h("span"), h("b"));
+  const make = (c) => h("li", {}, swatch(c.property.slice(2)), h("span"), h("b"));
   keyed($("map-legend"), [...shown, free], (c) => palette.mode + c.key, make, (element, c) => {
     setText(element.children[1], c.name);
     setText(element.children[2], c.key === "free" ? "" : count(counts.get(c.key) ?? 0));
   });
-  setAttribute($("map"), "aria-label", `Map of the arena: ${many(store.rows.size, "block")} held, ${glance.shared} of them shared`);
+  const held = `${many(store.rows.size, "block")} held, ${glance.shared} of them shared`;
+  setAttribute($("map"), "aria-label", `Map of the arena: ${held}`);
 }
 
 function draw(change) {

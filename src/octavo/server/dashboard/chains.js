@@ -2,9 +2,9 @@
 
 import { stateOf } from "./palette.js";
 
-// The root chains of a layer group. A chain is {key, rows, parent, children, start, readers, weight}: `start` counts the
-// blocks before it that are there, `weight` says how much it is worth looking at: read now, then shared, then used of
-// late.
+// The root chains of a layer group. A chain is {key, rows, parent, children, start, readers, weight}: `start` counts
+// the blocks before it that are there, `weight` says how much it is worth looking at: read now, then used of late,
+// then used by many.
 export function chainsOf(store, group) {
   const children = new Map();
   const roots = [];
@@ -48,7 +48,8 @@ function grow(row, parent, below) {
 
 function alike(a, b) {
   const kind = (row) => (row.refs ? "read" : row.state);
-  return kind(a) === kind(b) && a.readers.length === b.readers.length && a.readers.every((name, i) => name === b.readers[i]);
+  const same = a.readers.length === b.readers.length && a.readers.every((name, i) => name === b.readers[i]);
+  return same && kind(a) === kind(b);
 }
 
 const byWorth = (a, b) => b.weight[0] - a.weight[0] || later(a, b) || b.weight[1] - a.weight[1];

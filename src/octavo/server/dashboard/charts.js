@@ -1,6 +1,6 @@
 // The last minutes as small charts that share one clock. Rates come from counters, so a missed sample loses nothing.
 
-import { $, h, setText } from "./dom.js";
+import { $, h, setText, swatch } from "./dom.js";
 import { bytes, count, decimal, milliseconds, percent, time } from "./format.js";
 import { MINUTES } from "./store.js";
 
@@ -32,7 +32,10 @@ const CHARTS = [
     title: "Hit rate",
     read: percent,
     top: () => 1,
-    lines: (s, c) => [["of prompt tokens", "line-reused", ratio(s.history, c("reused_tokens"), both(c("reused_tokens"), c("computed_tokens")))]],
+    lines: (s, c) => {
+      const asked = both(c("reused_tokens"), c("computed_tokens"));
+      return [["of prompt tokens", "line-reused", ratio(s.history, c("reused_tokens"), asked)]];
+    },
   },
   {
     title: "Memory",
@@ -137,13 +140,15 @@ export class Charts {
       paths[i].line.setAttribute("d", drawn.line);
       const value = values[shown];
       const text = Number.isFinite(value) ? chart.read(value) : "–";
-      view.values.children[i] ?? view.values.append(h("span", {}, h("i", { class: `swatch ${kind}`, "aria-hidden": "true" }), h("b"), h("span", { class: "sub" })));
-      setText(view.values.children[i].children[1], text);
-      setText(view.values.children[i].children[2], name);
+      const said = view.values.children;
+      if (!said[i]) view.values.append(h("span", {}, swatch(kind), h("b"), h("span", { class: "sub" })));
+      setText(said[i].children[1], text);
+      setText(said[i].children[2], name);
     });
     setText(view.top, largest || chart.top ? chart.read(top) : "");
     const x = this.at === null ? -5 : WIDTH * this.at;
-    for (const [name, value] of [["x1", x], ["x2", x], ["y1", 0], ["y2", HEIGHT]]) view.cursor.setAttribute(name, value);
+    const line = { x1: x, x2: x, y1: 0, y2: HEIGHT };
+    for (const [name, value] of Object.entries(line)) view.cursor.setAttribute(name, value);
   }
 
   #path(svg, kind, before) {

@@ -124,10 +124,12 @@ export class Chat {
     fill(line, receipt, total(receipt));
     const said = h("p", { class: "sub said" });
     write(said, receipt);
-    const end = reason === "length" ? h("p", { class: "sub", text: "ended at the most tokens asked for, or at the end of the context" }) : "";
+    const limit = "ended at the most tokens asked for, or at the end of the context";
+    const end = reason === "length" ? h("p", { class: "sub", text: limit }) : "";
     const exactly = JSON.stringify(receipt, null, 1);
     const more = h("details", {}, h("summary", { text: "Receipt" }), h("pre", { text: exactly }));
-    answer.append(h("div", { class: "receipt", role: "group", "aria-label": `Receipt: ${words(receipt)}` }, end, line, said, more));
+    const name = `Receipt: ${words(receipt)}`;
+    answer.append(h("div", { class: "receipt", role: "group", "aria-label": name }, end, line, said, more));
     $("talk").scrollTop = $("talk").scrollHeight;
   }
 

@@ -15,6 +15,9 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
+// A patch of the colour that `kind` names, beside a text that says the same.
+export const swatch = (kind = "") => h("i", { class: `swatch ${kind}`, "aria-hidden": "true" });
+
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -35,7 +35,11 @@ export class Glance {
       $("memory-meter").children[i].style.width = `${(100 * held[key]) / bytesTotal}%`;
     });
     const used = blocks.open + blocks.running + blocks.shared;
-    const said = [`${bytes(bytesTotal - now.bytes_free)} of ${bytes(bytesTotal)}`, `${many(used, "block")} in use`, `${count(blocks.cached)} cached`];
+    const said = [
+      `${bytes(bytesTotal - now.bytes_free)} of ${bytes(bytesTotal)}`,
+      `${many(used, "block")} in use`,
+      `${count(blocks.cached)} cached`,
+    ];
     if (blocks.pinned) said.push(`${count(blocks.pinned)} pinned`);
     setText($("memory-says"), said.join(" · "));
   }
@@ -45,13 +49,20 @@ export class Glance {
     const reused = store.growth("reused_tokens", WINDOW_S);
     const asked = reused + store.growth("computed_tokens", WINDOW_S);
     setText($("shared-figure"), many(blocks.shared, "block"));
-    const said = blocks.shared ? [`one copy instead of several saves ${bytes(saved)}`] : ["no block is read by more than one request now"];
-    said.push(asked ? `${percent(reused / asked)} of the last minute's prompt tokens were found here` : "no prompt in the last minute");
+    const said = [
+      blocks.shared
+        ? `one copy instead of several saves ${bytes(saved)}`
+        : "no block is read by more than one request now",
+      asked
+        ? `${percent(reused / asked)} of the last minute's prompt tokens were found here`
+        : "no prompt in the last minute",
+    ];
     setText($("shared-says"), said.join(" · "));
     const make = () => h("li", {}, h("span", {}), h("b", {}));
     keyed($("shared-top"), this.#sharers(), (share) => share.name, make, (element, share) => {
       setText(element.children[0], share.name);
-      setText(element.children[1], share.readers > 1 ? `${count(share.readers)} readers now` : `used ${many(share.uses, "time")}`);
+      const { readers, uses } = share;
+      setText(element.children[1], readers > 1 ? `${count(readers)} readers now` : `used ${many(uses, "time")}`);
     });
   }
 
@@ -83,9 +94,10 @@ export class Glance {
       ...rest,
       store.now.preemptions && `${many(store.now.preemptions, "request")} preempted`,
     ].filter(Boolean);
-    setText($("thrown-says"), why.length ? `in the last minute. Since the start: ${why.join(" · ")}` : "in the last minute, and none since the start");
+    const since = why.length ? `. Since the start: ${why.join(" · ")}` : ", and none since the start";
+    setText($("thrown-says"), `in the last minute${since}`);
     const last = store.events.findLast((event) => event.kind === "reclaimed");
-    const text = last ? `Last: ${many(last.blocks, "block")} of ${whose(last.owner)}, ${ago(store.now.time - last.time)}` : "";
-    setText($("thrown-last"), text);
+    const when = last && ago(store.now.time - last.time);
+    setText($("thrown-last"), last ? `Last: ${many(last.blocks, "block")} of ${whose(last.owner)}, ${when}` : "");
   }
 }

@@ -1,6 +1,6 @@
 // What is known of one block, in words.
 
-import { $, h } from "./dom.js";
+import { $, h, swatch } from "./dom.js";
 import { ago, bytes, count, duration, many, short, time, whose } from "./format.js";
 import { describe } from "./grid.js";
 import { stateOf } from "./palette.js";
@@ -13,7 +13,16 @@ const MEANING = {
   pinned: "full, read by nobody now, and kept until its time is over",
   free: "holds nothing",
 };
-const NAMES = { open: "being filled", running: "in use", shared: "shared", cached: "cached", pinned: "pinned", free: "free" };
+const NAMES = {
+  open: "being filled",
+  running: "in use",
+  shared: "shared",
+  cached: "cached",
+  pinned: "pinned",
+  free: "free",
+};
+const NOTHING = "Point at a block or tap it, and see whose it is, who reads it, and what comes before it.";
+const FREE = "This block holds nothing. The next one that is needed goes to a place like this.";
 const MOST_READERS = 6;
 
 export class Inspector {
@@ -47,14 +56,11 @@ export class Inspector {
   }
 
   #nothing() {
-    return [h("p", { class: "hint", text: "Point at a block or tap it, and see whose it is, who reads it, and what comes before it." })];
+    return [h("p", { class: "hint", text: NOTHING })];
   }
 
   #free(offset) {
-    return [
-      h("h3", {}, badge("free"), ` at ${bytes(offset)}`),
-      h("p", { class: "hint", text: "This block holds nothing. The next one that is needed goes to a place like this." }),
-    ];
+    return [h("h3", {}, badge("free"), ` at ${bytes(offset)}`), h("p", { class: "hint", text: FREE })];
   }
 
   #block(row) {
@@ -62,31 +68,29 @@ export class Inspector {
     const size = store.blockSize;
     const first = row.depth * size;
     const state = stateOf(row);
-    const children = [...store.rows.values()].filter((other) => other.parent === row.offset && other.group === row.group);
+    const children = [...store.rows.values()].filter((other) => other.parent === row.offset);
+    const more = row.filled < size ? `, room for ${size - row.filled} more` : "";
+    const tenant = this.palette.tenantClass(row.owner?.tenant);
+    const left = duration(Math.max(0, row.pinned_until - store.now.time));
     const lines = [
-      ["Computed for", h("span", {}, this.#swatch(row), row.owner?.label ?? "no label")],
+      ["Computed for", h("span", {}, swatch(tenant), row.owner?.label ?? "no label")],
       ["Tenant", row.owner?.tenant || "none"],
       ["Request", row.owner?.request_id ?? "unknown"],
       ["Read by", this.#readers(row)],
-      ["Holds", `tokens ${count(first)} to ${count(first + row.filled - 1)}${row.filled < size ? `, room for ${size - row.filled} more` : ""}`],
+      ["Holds", row.filled ? `tokens ${count(first)} to ${count(first + row.filled - 1)}${more}` : "nothing yet"],
       ["Used", `${many(row.uses, "time")}, ${row.used_at === null ? "in use now" : ago(store.now.time - row.used_at)}`],
-      ["Pinned", row.pinned_until === null ? "no" : `until ${time(row.pinned_until)}, ${duration(Math.max(0, row.pinned_until - store.now.time))} more`],
+      ["Pinned", row.pinned_until === null ? "no" : `until ${time(row.pinned_until)}, ${left} more`],
       ["Priority", String(row.priority)],
       ["Stored as", `${row.format}, ${bytes(row.nbytes)}${row.exact ? "" : ", not exact"}`],
       ["Follows", this.#link(row.parent, "nothing here")],
       ["Followed by", children.length ? this.#link(children[0].offset, "", children.length) : "nothing"],
     ];
     if (store.groups.length > 1) lines.splice(5, 0, ["Layers", describe(store.groups[row.group])]);
-    if (row.filled === 0) lines[4][1] = "nothing yet";
     return [
       h("h3", {}, badge(state), h("span", { text: ` block ${count(row.depth)} of its sequence` })),
       h("p", { class: "hint", text: `${MEANING[state]}.` }),
       h("dl", {}, ...lines.flatMap(([term, what]) => [h("dt", { text: term }), h("dd", {}, what)])),
     ];
-  }
-
-  #swatch(row) {
-    return h("i", { class: `swatch ${this.palette.tenantProperty(row.owner?.tenant ?? "").slice(2)}`, "aria-hidden": "true" });
   }
 
   #readers({ readers }) {
@@ -97,8 +101,8 @@ export class Inspector {
 
   #link(offset, otherwise, others = 1) {
     if (!this.store.rows.has(offset)) return otherwise;
-    const text = others > 1 ? `${count(others)} blocks, first of them` : "the block";
-    return h("button", { type: "button", class: "link", "data-offset": String(offset), text: `${text} at ${bytes(offset)}` });
+    const text = `${others > 1 ? `${count(others)} blocks, first of them` : "the block"} at ${bytes(offset)}`;
+    return h("button", { type: "button", class: "link", "data-offset": String(offset), text });
   }
 
   #spoken(row) {

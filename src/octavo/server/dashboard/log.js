@@ -26,6 +26,7 @@ const WHY = {
   "pressure on pins": "although pinned: there was no room, and nothing else was left",
   reset: "because the cache was reset",
 };
+const NO_BLOCK = "there was no block left. It goes on later, with the same answer";
 
 export class Log {
   constructor(store) {
@@ -59,7 +60,7 @@ function sentence({ kind, reason, owner, blocks, tokens }) {
     case "stored":
       return `${many(blocks, "full block")} for ${who}, to be found again`;
     case "preempted":
-      return `${who} at ${many(tokens, "token")}: ${reason === "pressure" ? "there was no block left. It goes on later, with the same answer" : reason}`;
+      return `${who} at ${many(tokens, "token")}: ${reason === "pressure" ? NO_BLOCK : reason}`;
     case "resumed":
       return `${who} at ${many(tokens, "token")}: there is room again`;
     case "pinned":

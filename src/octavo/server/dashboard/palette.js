@@ -71,9 +71,9 @@ export class Palette {
     return this.#tenants.get(tenant);
   }
 
-  // The custom property of a tenant's colour, wherever one is shown.
-  tenantProperty(tenant) {
+  // The class of a tenant's colour, wherever one is shown.
+  tenantClass(tenant = "") {
     const number = this.numberOf(tenant);
-    return number < HUES ? `--hue-${number}` : "--cached";
+    return number < HUES ? `hue-${number}` : "cached";
   }
 }

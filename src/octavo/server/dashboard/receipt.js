@@ -1,9 +1,9 @@
 // A receipt as a bar and as words.
 
-import { h, setText } from "./dom.js";
+import { h, setText, swatch } from "./dom.js";
 import { count, many } from "./format.js";
 
-export const PARTS = [
+const PARTS = [
   { key: "reused", name: "reused: found in memory" },
   { key: "computed", name: "computed: the rest of the prompt" },
   { key: "generated", name: "generated" },
@@ -21,7 +21,7 @@ const REASONS = {
 };
 
 export function legend() {
-  return PARTS.map(({ key, name }) => h("li", {}, h("i", { class: `swatch part-${key}`, "aria-hidden": "true" }), name));
+  return PARTS.map(({ key, name }) => h("li", {}, swatch(`part-${key}`), name));
 }
 
 const amounts = (receipt) => ({
@@ -49,8 +49,9 @@ export function words(receipt) {
   const said = [`${count(receipt.reused_tokens)} of ${count(receipt.prompt_tokens)} prompt tokens reused`];
   if (receipt.computed_tokens) said.push(`${count(receipt.computed_tokens)} computed`);
   said.push(`${count(receipt.completion_tokens)} generated`);
-  if (receipt.preemptions) said.push(`preempted ${many(receipt.preemptions, "time")}, ${count(receipt.recomputed_tokens)} computed again`);
-  if (receipt.dropped.length) said.push(`dropped tokens ${receipt.dropped.map(([a, b]) => `${count(a)}–${count(b)}`).join(", ")}`);
+  if (receipt.preemptions) said.push(`preempted ${many(receipt.preemptions, "time")}`);
+  if (receipt.recomputed_tokens) said.push(`${count(receipt.recomputed_tokens)} computed again`);
+  for (const [first, last] of receipt.dropped) said.push(`dropped tokens ${count(first)} to ${count(last)}`);
   if (receipt.compressed_tokens) said.push(`${count(receipt.compressed_tokens)} compressed`);
   if (receipt.queued_ms >= 1) said.push(`waited ${count(receipt.queued_ms)} ms`);
   if (!receipt.exact) said.push("not exact");
@@ -66,7 +67,8 @@ export function why(receipt) {
 
 export function pins({ pinned }) {
   if (!pinned) return "";
-  return pinned.refused ? `not pinned: ${pinned.refused}` : `${many(pinned.blocks, "block")} pinned for ${count(pinned.ttl_s)} s`;
+  if (pinned.refused) return `not pinned: ${pinned.refused}`;
+  return `${many(pinned.blocks, "block")} pinned for ${count(pinned.ttl_s)} s`;
 }
 
 export function write(element, receipt) {

@@ -1,6 +1,6 @@
 // The requests that run and wait, with their receipts as they grow, and the last that ended.
 
-import { $, h, keyed, setAttribute, setText } from "./dom.js";
+import { $, h, keyed, setAttribute, setText, swatch } from "./dom.js";
 import { count, many, requestName, short } from "./format.js";
 import { bar, fill, legend, total, write } from "./receipt.js";
 
@@ -41,7 +41,7 @@ export class Requests {
       h(
         "button",
         { type: "button", "data-request": request.id, title: "Show its blocks on the map" },
-        h("span", { class: "who" }, h("i", { class: "swatch", "aria-hidden": "true" }), h("b", {}), h("span", { class: "sub" })),
+        h("span", { class: "who" }, swatch(), h("b", {}), h("span", { class: "sub" })),
         h("span", { class: "phase" }),
         bar(),
         h("span", { class: "sub said" }),
@@ -52,7 +52,7 @@ export class Requests {
   #fill(element, request, most) {
     const button = element.firstElementChild;
     const [who, phase, receiptBar, said] = button.children;
-    who.children[0].className = `swatch ${this.palette.tenantProperty(request.tenant).slice(2)}`;
+    setAttribute(who.children[0], "class", `swatch ${this.palette.tenantClass(request.tenant)}`);
     const id = short(request.id);
     setText(who.children[1], request.label ?? requestName(request.id));
     setText(who.children[2], [request.tenant, request.label === null ? "" : id].filter(Boolean).join(" · "));
@@ -86,7 +86,8 @@ function phaseOf({ choices, receipt, reason, priority }) {
     return { text: (preempted ? "preempted, waits for room" : "waiting") + important, kind: "waiting" };
   }
   const done = Math.max(...running.map((choice) => choice.computed));
-  if (done < receipt.prompt_tokens) return { text: `reading, ${count(done)} of ${count(receipt.prompt_tokens)}${important}`, kind: "running" };
+  const { prompt_tokens: prompt } = receipt;
+  if (done < prompt) return { text: `reading, ${count(done)} of ${count(prompt)}${important}`, kind: "running" };
   const answers = choices.length > 1 ? ` ${many(choices.length, "answer")}` : "";
   return { text: `writing${answers}${important}`, kind: "running" };
 }

@@ -2,7 +2,7 @@
 // the right of a bar begins with all that stands left of it.
 
 import { arrange, chainsOf } from "./chains.js";
-import { $, h, keyed, setAttribute, setText } from "./dom.js";
+import { $, h, keyed, setAttribute, setText, swatch } from "./dom.js";
 import { ago, count, many, short, whose } from "./format.js";
 
 const LINES = 26;
@@ -42,13 +42,15 @@ export class Tree {
     const full = this.store.groups.findIndex((group) => group.window === null);
     const roots = chainsOf(this.store, Math.max(full, 0));
     this.room = 1 - (narrow.matches ? ROOM_NARROW : ROOM_FOR_LABEL);
-    const { placed, lines, hidden } = arrange(roots, narrow.matches ? LINES_NARROW : LINES, (chain) => this.#place(chain));
+    const most = narrow.matches ? LINES_NARROW : LINES;
+    const { placed, lines, hidden } = arrange(roots, most, (chain) => this.#place(chain));
     this.placed = placed;
     const deepest = Math.max(...placed.map(({ chain }) => chain.start + chain.rows.length), 1);
     this.tallest = Math.max(this.tallest, lines);
     this.element.style.height = `${this.tallest * LINE_PX}px`; // it never shrinks: what stands below stays in place
     if (!placed.some(({ chain }) => chain.key === this.focused)) this.focused = placed[0]?.chain.key ?? null;
-    keyed(this.element, placed, ({ chain }) => chain.key, () => this.#make(), (element, item) => this.#fill(element, item, deepest));
+    const fill = (element, item) => this.#fill(element, item, deepest);
+    keyed(this.element, placed, ({ chain }) => chain.key, () => this.#make(), fill);
     $("tree-none").hidden = placed.length > 0;
     const said = placed.length ? [`the longest shown has ${many(deepest * this.store.blockSize, "token")}`] : [];
     if (hidden) said.push(`${many(hidden, "branch", "branches")} of less interest left out`);
@@ -69,7 +71,7 @@ export class Tree {
       "div",
       { class: "chain", role: "treeitem" },
       h("i", { class: "blocks" }),
-      h("span", { class: "name" }, h("i", { class: "swatch", "aria-hidden": "true" }), h("span")),
+      h("span", { class: "name" }, swatch(), h("span")),
     );
   }
 
@@ -88,7 +90,7 @@ export class Tree {
     const inner = this.width * room * (right - left) > 74 ? this.#inner(chain) : "";
     setText(name.children[1], leaf ? this.#nameOf(chain, more) : inner);
     name.children[0].hidden = !leaf;
-    setAttribute(name.children[0], "class", `swatch ${this.palette.tenantProperty(chain.rows[0].owner?.tenant ?? "").slice(2)}`);
+    setAttribute(name.children[0], "class", `swatch ${this.palette.tenantClass(chain.rows[0].owner?.tenant)}`);
     setAttribute(name, "class", leaf ? "name leaf" : "name inner");
     element.dataset.key = chain.key;
     element.tabIndex = chain.key === this.focused ? 0 : -1;
@@ -97,7 +99,8 @@ export class Tree {
   }
 
   #nameOf(chain, more) {
-    const name = chain.readers.length === 1 ? this.#reader(chain.readers[0]) : whose(chain.rows[chain.rows.length - 1].owner);
+    const last = chain.rows[chain.rows.length - 1];
+    const name = chain.readers.length === 1 ? this.#reader(chain.readers[0]) : whose(last.owner);
     return more ? `${name} and ${many(more, "more branch", "more branches")}` : name;
   }
 
