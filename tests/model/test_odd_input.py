@@ -131,3 +131,11 @@ def test_an_exact_fit_of_the_cache_works_and_one_more_is_refused(
         with pytest.raises(KVCacheTooSmall, match="holds at most 48 tokens, the prompt has 48") as caught:
             small.generate([[11] * 48], greedy(1))
         assert f"kv_cache_memory of at least {4 * block}" in str(caught.value)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(llm: LLM) -> None:
+    tokenizer = llm.engine.tokenizer
+    text = "The quick brown fox jumps over the lazy dog. 0123456789 Grüße \U0001f600\x04\x06" * 50
+    assert 0 < tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text))
+    with pytest.raises(ContextLengthExceeded, match=f"maximum context length is {LIMIT} tokens, .* at least"):
+        llm.generate(text * 1000)

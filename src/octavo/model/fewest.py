@@ -15,24 +15,27 @@ from typing import Any
 # (U+212A, the Kelvin sign, to K) and compose to at least a third again; compatibility forms to at least a quarter.
 _SHRINK = {"Prepend": 1, "ByteLevel": 1, "NFD": 3, "NFC": 9, "NFKD": 4, "NFKC": 12, "Lowercase": 3}
 _SPLITS = ("ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "UnicodeScripts")  # that lose nothing
+_UTF8 = frozenset(range(0xC0)) | frozenset(range(0xC2, 0xF5))  # the bytes that text is made of
 
 
 @dataclass(frozen=True)
 class Fewest:
     """`bytes_per_token` is the most bytes of text that a token covers; None where that is not known.
 
-    With `strips` a special token may swallow the white space next to it.
+    With `strips` a special token may swallow the white space next to it; `dropped` are bytes that get no token.
     """
 
     bytes_per_token: int | None
     strips: bool = False
+    dropped: bytes = b""
 
     def tokens(self, text: str) -> int:
         """At least so many tokens are in `text`; 0 where nothing is known. Linear in the text, and fast."""
         if self.bytes_per_token is None:
             return 0
         covered = "".join(text.split()) if self.strips else text
-        return -(-len(covered.encode("utf-8", "surrogatepass")) // self.bytes_per_token)
+        counted = covered.encode("utf-8", "surrogatepass").translate(None, self.dropped)
+        return -(-len(counted) // self.bytes_per_token)
 
 
 def fewest(backend: Any) -> Fewest:
@@ -45,13 +48,14 @@ def fewest(backend: Any) -> Fewest:
         factor *= shrink or 0
     vocabulary = backend.get_vocab(with_added_tokens=False)
     byte_level = any(part["type"] == "ByteLevel" for part in (*normalizers, *splits))
-    if not factor or not all(map(_keeps, splits)) or not _covers(backend.model, vocabulary, byte_level):
+    dropped = _dropped(backend.model, vocabulary, byte_level)
+    if not factor or not all(map(_keeps, splits)) or dropped is None or (dropped and normalizers):
         return Fewest(None)
     added = backend.get_added_tokens_decoder().values()
     # In a byte-level vocabulary a character stands for a byte.
     longest = max(len(token) if byte_level else len(token.encode()) for token in vocabulary)
     longest = max([longest, *(len(token.content.encode()) for token in added)])
-    return Fewest(longest * factor, any(token.lstrip or token.rstrip for token in added))
+    return Fewest(longest * factor, any(token.lstrip or token.rstrip for token in added), dropped)
 
 
 def _parts(component: Any, name: str) -> list[dict[str, Any]]:
@@ -80,13 +84,29 @@ def _keeps(part: dict[str, Any]) -> bool:
     return part["type"] in _SPLITS and part.get("behavior") != "Removed"
 
 
-def _covers(model: Any, vocabulary: dict[str, int], byte_level: bool) -> bool:
-    """Whether every byte gets a token, and none is merged into one for the unknown."""
+def _dropped(model: Any, vocabulary: dict[str, int], byte_level: bool) -> bytes | None:
+    """The bytes of text that get no token; None where bytes may be merged into one token for the unknown."""
+    if type(model).__name__ not in ("BPE", "Unigram"):
+        return None
+    if getattr(model, "continuing_subword_prefix", None) or getattr(model, "end_of_word_suffix", None):
+        return None
+    if byte_level:
+        missing = bytes(byte for byte, letter in _letters() if letter not in vocabulary)
+        skipped = getattr(model, "unk_token", "") is None
+        return None if missing and not skipped else missing
+    fallback = getattr(model, "byte_fallback", False)
+    return b"" if fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in _UTF8) else None
+
+
+def _letters() -> list[tuple[int, str]]:
+    """The bytes of UTF-8, and the character that stands for each in a byte-level vocabulary."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    if getattr(model, "continuing_subword_prefix", None) or getattr(model, "end_of_word_suffix", None):
-        return False
-    if byte_level:
-        return all(letter in vocabulary for letter in ByteLevel.alphabet())
-    fallback = getattr(model, "byte_fallback", False)
-    return bool(fallback) and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+    # The printable ones stand for themselves, the others follow each other from U+0100 on.
+    alphabet = ByteLevel.alphabet()
+    others = iter(sorted(letter for letter in alphabet if ord(letter) > 255))
+    return [
+        (byte, letter)
+        for byte in range(256)
+        if (letter := chr(byte) if chr(byte) in alphabet else next(others)) and byte in _UTF8
+    ]
