@@ -50,6 +50,9 @@ KV_CACHE_DTYPES = {
     "int4": "int4",
     "int2": "int2",
 }
+DEFAULT_QUALITY_FLOOR = 0.97
+"""The share of a token's likelihood (see `octavo.evaluate.probe`) below which a format is warned of: 4 bits keep it in
+most models, 2 bits do not."""
 STORED_BLOCK_SIZE = 32
 """Positions per block where sealed blocks are smaller than what they are filled in, unless it is said otherwise."""
 LAYER_KINDS = ("full", "sliding")
@@ -77,6 +80,36 @@ def parse_kv_cache_dtype(value: object, param: str = "kv_cache_dtype") -> str:
 
 
 def _parse_size(value: int | str, units: dict[str, int], param: str, example: str, least: int = 1) -> int:
+def parse_ladder(value: object) -> tuple[str, ...]:
+    """Names of formats, each smaller than the one before, from a sequence or from text: `int8,int4`.
+
+    Raises `ConfigError` for a format that there is not.
+    """
+    param = "compress_under_pressure"
+    if isinstance(value, str):
+        value = _BETWEEN_FORMATS.split(value) if value else ()
+    if not isinstance(value, Sequence):
+        raise ConfigError(f"{param}={show(value)} is not a list of formats, e.g. int8,int4", param=param)
+    return tuple(parse_kv_cache_dtype(name, param) for name in value)
+
+
+def parse_quality_floor(value: object) -> float:
+    """A share from a number, its text, or `default`. Raises `ConfigError` unless it is above 0, at most 1."""
+    if value == "default":
+        return DEFAULT_QUALITY_FLOOR
+    try:
+        floor = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+    except (ValueError, OverflowError):
+        floor = math.nan
+    if not 0 < floor <= 1:
+        raise ConfigError(
+            f"kv_quality_floor={show(value)} must be a share of the likelihood, more than 0 and at most 1, or "
+            f"'default', which is {DEFAULT_QUALITY_FLOOR}",
+            param="kv_quality_floor",
+        )
+    return floor
+
+
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ConfigError(f"{param}={show(value)} is not a size; write e.g. {example}", param=param)
     if isinstance(value, int):
@@ -132,6 +165,10 @@ class EngineConfig:
     `kv_cache_dtype` is how sealed blocks are stored, for keys and values apart if written `k=int8,v=int4`;
     `kv_cache_dtype_overrides` has another one for the layers of a kind: `full` or `sliding`.
     """
+    `compress_under_pressure` names the formats, each smaller than the one before, that cached blocks are folded to when
+    the cache is full and before any is thrown away; answers that read those are no longer exact.
+    `kv_quality_floor` refuses a format that keeps less than this share of a token's likelihood; `"default"` is
+    `DEFAULT_QUALITY_FLOOR`.
 
     model: str
     dtype: str = "auto"
@@ -151,6 +188,8 @@ class EngineConfig:
     cache_policy: str = "lru"
     kv_cache_dtype_overrides: Mapping[str, str] = field(default_factory=dict)
 
+    compress_under_pressure: tuple[str, ...] = ()
+    kv_quality_floor: float | None = None
     def __post_init__(self) -> None:
         for name, kind in (("model", str), ("tenant", str), ("enable_prefix_caching", bool)):
             if not isinstance(getattr(self, name), kind):
@@ -169,6 +208,13 @@ class EngineConfig:
             overrides[layers] = parse_kv_cache_dtype(format, "kv_cache_dtype_overrides")
         object.__setattr__(self, "kv_cache_dtype_overrides", overrides)
         for name in (
+        ladder = parse_ladder(self.compress_under_pressure)
+        object.__setattr__(self, "compress_under_pressure", ladder)
+        if ladder and not self.enable_prefix_caching:
+            raise ConfigError(
+                "compress_under_pressure does nothing without prefix caching: nothing is kept that could be folded",
+                param="compress_under_pressure",
+            )
             "kv_cache_memory",
             "max_model_len",
             "max_num_seqs",
@@ -197,6 +243,8 @@ class EngineConfig:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ConfigError(f"{name}={show(value)} must be a whole number of at least 0", param=name)
 
+        if self.kv_quality_floor is not None:
+            object.__setattr__(self, "kv_quality_floor", parse_quality_floor(self.kv_quality_floor))
     @classmethod
     def create(cls, model: str | os.PathLike[str], **options: Any) -> EngineConfig:
         """Build from user input: sizes may be strings, an unknown option raises `ConfigError`.

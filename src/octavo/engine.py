@@ -21,6 +21,7 @@ from octavo.config import EngineConfig, Environment, format_bytes
 from octavo.detokenize import find_fallback_byte
 from octavo.door import Door, Prompt
 from octavo.errors import OctavoError
+from octavo.evaluate.probe import QualityProbe, check_quality
 from octavo.grammar import Grammars
 from octavo.interrupt import uninterrupted
 from octavo.kernels import native
@@ -92,6 +93,8 @@ class Engine:
         self.runner = Runner(
             self.loaded, self.layout, max_rows=config.max_num_batched_tokens, max_len=bound, fuse=fuse
         )
+        probe = QualityProbe(self.loaded, self.runner, max_rows=config.max_num_batched_tokens, longest=bound)
+        self.quality = check_quality(config, self.layout, probe)
         budget = cache_budget(config, self.layout)
         self._memory = ArenaMemory(budget)
         self.cache = CacheManager(

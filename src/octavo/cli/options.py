@@ -17,6 +17,7 @@ import typer
 from octavo.config import (
     BLOCK_SIZES,
     CACHE_POLICIES,
+    DEFAULT_QUALITY_FLOOR,
     DTYPES,
     KV_CACHE_DTYPES,
     LAYER_KINDS,
@@ -70,6 +71,14 @@ ENGINE = (
         "kv_cache_dtype_overrides",
         list[str],
         f"Another format for the layers of a kind ({', '.join(LAYER_KINDS)}), e.g. sliding=bf16. May be repeated.",
+    ),
+    Flag(
+        "kv_quality_floor",
+        str,
+        "Refuse a format that keeps less of a token's likelihood, measured on a short text at start: a share, or "
+        f"default for {DEFAULT_QUALITY_FLOOR}.",
+        "a warning below that",
+        "SHARE",
     ),
     Flag(
         "kv_cache_memory",

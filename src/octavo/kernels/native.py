@@ -6,9 +6,11 @@ the caller's promise on the hot path: what could write outside a buffer is asser
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +37,12 @@ MODULE_FILE = Path(str(_native.__file__))
 """The compiled module."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+@cache
+def module_digest() -> str:
+    """SHA-256 of the compiled module: what was found out about a kernel holds until it is rebuilt."""
+    return hashlib.sha256(MODULE_FILE.read_bytes()).hexdigest()
 
 
 class Epilogue(IntEnum):

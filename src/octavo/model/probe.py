@@ -7,13 +7,10 @@ ones until it holds; if even single rows differ, the model runs and says `exact:
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import platform
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo.cache.layout import CacheLayout
+from octavo.kept import Kept
 from octavo.kernels import native
 from octavo.model.batch import Piece
 
@@ -128,27 +126,19 @@ class VerdictStore:
             native.num_threads(),
             torch.__version__,
         ]
-        facts += [platform.machine(), _cpu_model(), TILES, _CHUNKS, _COMPANY, _code_digest()]
-        key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
-        self._file = home / "probe" / f"{key}.json"
+        facts += [platform.machine(), _cpu_model(), TILES, _CHUNKS, _COMPANY, native.module_digest()]
+        self._kept = Kept(home, "probe", facts)
 
     def load(self) -> Verdict | None:
         """The verdict, if it is known."""
         try:
-            found = json.loads(self._file.read_text())
-            return Verdict(found["tile"], found["exact"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return Verdict(**self._kept.load())
+        except TypeError:
             return None
 
     def save(self, verdict: Verdict) -> None:
         """Keep `verdict`; not being able to is no error."""
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            part = self._file.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps({"tile": verdict.tile, "exact": verdict.exact}))
-            part.replace(self._file)
-        except OSError:
-            return
+        self._kept.save(asdict(verdict))
 
 
 def _cpu_model() -> str:
@@ -157,8 +147,3 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith("model name")), "")
-
-
-def _code_digest() -> str:
-    """The native module's own digest: a rebuilt kernel is probed again."""
-    return hashlib.sha256(native.MODULE_FILE.read_bytes()).hexdigest()
