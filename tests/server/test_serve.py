@@ -184,6 +184,10 @@ def test_it_says_what_it_does_and_warns_of_an_open_door(model: Path, env: dict[s
     assert (status, out) == (0, "")
     assert "Model tiny: float32, context of 1024 tokens, exact." in err
     assert "Cache of 8.0 MiB in f32: 16384 tokens in blocks of 16." in err
+    assert "of cache in f32; the longest request is 1024 tokens." in err
+    assert (
+        "Requests that fit at a time: 16 of 1024 tokens, 64 of 256 tokens, 256 of 64 tokens; at most " in err
+    )
     assert "No keys: whoever reaches the port is let in." in err
     assert "WARNING 0.0.0.0 is reached from other machines" in err
     assert f"Listening on http://0.0.0.0:{server.port}" in err

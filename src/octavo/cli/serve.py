@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from octavo.aio import AsyncEngine
 from octavo.config import EngineConfig, ServerConfig, format_bytes
 from octavo.errors import ConfigError
+from octavo.plan.start import plan_engine
 from octavo.server.app import create_app
 from octavo.server.feed import feed_of
 from octavo.server.listen import Server, allow_connections, bind
@@ -76,6 +77,8 @@ def _announce(state: ServerState, listener: socket.socket) -> None:
         facts.cache_tokens,
         facts.block_size,
     )
+    for line in state.engine.ask(plan_engine).result().lines():
+        logger.info("%s.", line)
     _announce_keys(config, host)
     inner = f"[{host}]" if ":" in host else host
     logger.info("Listening on http://%s:%d, dashboard on /dashboard.", inner, port)

@@ -33,8 +33,8 @@ def show_report(report: Report, console: Console) -> None:
         f"{report.model} on {report.hardware}, step times from {report.cost}: {first.measures.finished} requests in "
         f"{first.measures.ended_at:,.0f} s, {first.measures.rejected} rejected"
     )
-    columns = ("blocks", "hit rate", "first token (p95)", "between (p95)", "tokens/s", "preempted")
-    table = _table("", *columns)
+    columns = ("blocks", "hits", "first token", "between", "tokens/s", "preempted")
+    table = _table("Times: mean (95 %)", *columns)
     for row in report.rows:
         m = row.measures
         cells = row.to_dict()
