@@ -208,7 +208,7 @@ def test_the_plan_of_a_started_engine(directory_of: Callable[[str], Path]) -> No
     assert plan.whole_bytes > plan.cache_bytes + plan.weights_bytes
     text = "\n".join(plan.lines())
     for words in (
-        "bf16, blocks of 16",
+        "of cache in bf16",
         "the longest request is 192 tokens",
         "1 of 192 tokens, 4 of 48",
         "at most 64",

@@ -159,7 +159,7 @@ def test_processes_change_nothing() -> None:
 @needs_traces
 def test_prefix_routing_beats_round_robin_in_hits_and_time_to_the_first_token() -> None:
     """On the Mooncake conversation trace over 8 replicas; the whole of it is in docs/simulate.md."""
-    arrivals = load(CONVERSATION, requests=sized(400, 4000))
+    arrivals = load(CONVERSATION, requests=sized(250, 4000))
     case = make_plan("llama-3.1-8b", "H100-80GB", context="32k", block_size=256).first
     of = ReplicaSpec(case.layout, case.cache_bytes, RooflineCost(case.roofline), max_num_batched_tokens=2048)
     turns, prefix = (

@@ -46,8 +46,8 @@ class StartPlan:
             f"Memory: {format_bytes(self.whole_bytes)} with a full cache: weights {format_bytes(self.weights_bytes)}, "
             f"cache {format_bytes(self.cache_bytes)}, scratch {format_bytes(self.scratch_bytes)}, "
             f"process {format_bytes(self.process_bytes)}",
-            f"Cache: {self.layout.format}, blocks of {self.layout.block_size} tokens, "
-            f"{format_bytes(self.layout.bytes_per_token)} per token; the longest request is {self.limit} tokens",
+            f"A token takes {format_bytes(self.layout.bytes_per_token)} of cache in {self.layout.format}; the longest "
+            f"request is {self.limit} tokens",
             f"Requests that fit at a time: {', '.join(fits)}; at most {self.max_num_seqs} run",
         ]
 
