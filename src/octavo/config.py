@@ -58,6 +58,7 @@ STORED_BLOCK_SIZE = 32
 LAYER_KINDS = ("full", "sliding")
 """The layer groups that may have a format of their own."""
 _KEYS_AND_VALUES = re.compile(r"k=([^,]+),v=([^,]+)")
+_BETWEEN_FORMATS = re.compile(r",(?!v=)")
 
 
 def parse_kv_cache_dtype(value: object, param: str = "kv_cache_dtype") -> str:
@@ -79,7 +80,6 @@ def parse_kv_cache_dtype(value: object, param: str = "kv_cache_dtype") -> str:
     return names[0] if len(set(names)) == 1 else f"k={names[0]},v={names[1]}"
 
 
-def _parse_size(value: int | str, units: dict[str, int], param: str, example: str, least: int = 1) -> int:
 def parse_ladder(value: object) -> tuple[str, ...]:
     """Names of formats, each smaller than the one before, from a sequence or from text: `int8,int4`.
 
@@ -110,6 +110,7 @@ def parse_quality_floor(value: object) -> float:
     return floor
 
 
+def _parse_size(value: int | str, units: dict[str, int], param: str, example: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ConfigError(f"{param}={show(value)} is not a size; write e.g. {example}", param=param)
     if isinstance(value, int):
@@ -164,11 +165,11 @@ class EngineConfig:
     `cache_policy` says which cached block goes first: the least recently used, or the one that saves least.
     `kv_cache_dtype` is how sealed blocks are stored, for keys and values apart if written `k=int8,v=int4`;
     `kv_cache_dtype_overrides` has another one for the layers of a kind: `full` or `sliding`.
-    """
     `compress_under_pressure` names the formats, each smaller than the one before, that cached blocks are folded to when
     the cache is full and before any is thrown away; answers that read those are no longer exact.
     `kv_quality_floor` refuses a format that keeps less than this share of a token's likelihood; `"default"` is
     `DEFAULT_QUALITY_FLOOR`.
+    """
 
     model: str
     dtype: str = "auto"
@@ -187,9 +188,9 @@ class EngineConfig:
     max_pinned: int | None = None
     cache_policy: str = "lru"
     kv_cache_dtype_overrides: Mapping[str, str] = field(default_factory=dict)
-
     compress_under_pressure: tuple[str, ...] = ()
     kv_quality_floor: float | None = None
+
     def __post_init__(self) -> None:
         for name, kind in (("model", str), ("tenant", str), ("enable_prefix_caching", bool)):
             if not isinstance(getattr(self, name), kind):
@@ -207,7 +208,6 @@ class EngineConfig:
             _one_of("kv_cache_dtype_overrides", layers, LAYER_KINDS)
             overrides[layers] = parse_kv_cache_dtype(format, "kv_cache_dtype_overrides")
         object.__setattr__(self, "kv_cache_dtype_overrides", overrides)
-        for name in (
         ladder = parse_ladder(self.compress_under_pressure)
         object.__setattr__(self, "compress_under_pressure", ladder)
         if ladder and not self.enable_prefix_caching:
@@ -215,6 +215,7 @@ class EngineConfig:
                 "compress_under_pressure does nothing without prefix caching: nothing is kept that could be folded",
                 param="compress_under_pressure",
             )
+        for name in (
             "kv_cache_memory",
             "max_model_len",
             "max_num_seqs",
@@ -242,15 +243,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ConfigError(f"{name}={show(value)} must be a whole number of at least 0", param=name)
-
         if self.kv_quality_floor is not None:
             object.__setattr__(self, "kv_quality_floor", parse_quality_floor(self.kv_quality_floor))
+
     @classmethod
     def create(cls, model: str | os.PathLike[str], **options: Any) -> EngineConfig:
         """Build from user input: sizes may be strings, an unknown option raises `ConfigError`.
 
-        `block_size=None` is 16, and `STORED_BLOCK_SIZE` where sealed blocks are smaller. `kv_cache_dtype_overrides`
-        may be a list of `kind=format`.
+        `block_size=None` is 16, and `STORED_BLOCK_SIZE` where sealed blocks are, or may become, smaller.
+        `kv_cache_dtype_overrides` may be a list of `kind=format`, `compress_under_pressure` text: `int8,int4`.
         """
         known = {f.name for f in fields(cls)} - {"model"}
         for name in options:
@@ -263,6 +264,8 @@ class EngineConfig:
         overrides = options.get("kv_cache_dtype_overrides")
         if overrides is not None and not isinstance(overrides, Mapping):
             options["kv_cache_dtype_overrides"] = dict(_override(item) for item in overrides)
+        if "compress_under_pressure" in options:
+            options["compress_under_pressure"] = parse_ladder(options["compress_under_pressure"] or ())
         if options.get("block_size") is None:
             options["block_size"] = _default_block_size(options)
         for name in ("max_model_len", "max_num_batched_tokens"):
@@ -285,6 +288,7 @@ def _default_block_size(options: Mapping[str, Any]) -> int:
     formats = [
         options.get("kv_cache_dtype", "auto"),
         *(options.get("kv_cache_dtype_overrides") or {}).values(),
+        *options.get("compress_under_pressure", ()),
     ]
     plain = {"auto", "bf16", "f32"}
     return (

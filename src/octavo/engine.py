@@ -96,7 +96,7 @@ class Engine:
         probe = QualityProbe(self.loaded, self.runner, max_rows=config.max_num_batched_tokens, longest=bound)
         self.quality = check_quality(config, self.layout, probe)
         budget = cache_budget(config, self.layout)
-        self._memory = ArenaMemory(budget)
+        self._memory = ArenaMemory(budget, self.layout)
         self.cache = CacheManager(
             self.layout,
             budget,
@@ -380,6 +380,7 @@ class Engine:
             dropped_positions=totals.dropped_positions,
             written_blocks=totals.written_blocks,
             reclaimed_blocks=dict(self.cache.reclaimed),
+            folded_blocks=dict(self.cache.folding.folded),
             preemptions=totals.preemptions,
             steps=self.steps,
         )

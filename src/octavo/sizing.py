@@ -33,7 +33,8 @@ def cache_layout(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> C
                 param="kv_cache_dtype_overrides",
             )
     formats = tuple(overrides.get(_kind(group), format) for group in groups) if overrides else ()
-    return CacheLayout(groups, config.block_size, format, own, formats)
+    ladder = tuple(_format(step, own, "compress_under_pressure") for step in config.compress_under_pressure)
+    return CacheLayout(groups, config.block_size, format, own, formats, ladder)
 
 
 def _kind(group: LayerGroup) -> str:

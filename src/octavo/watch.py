@@ -22,7 +22,8 @@ class EngineTotals:
 
     Tokens: of `prompt_tokens` admitted so far `queried_tokens` were looked for in the cache and `reused_tokens` found,
     `computed_tokens` were left to compute; `recomputed_tokens` are positions computed again after a preemption;
-    `dropped_positions` were dropped by `context_policy`. `reclaimed_blocks` counts by reason.
+    `dropped_positions` were dropped by `context_policy`. `reclaimed_blocks` counts by reason, `folded_blocks` by the
+    format that cached blocks were folded to.
     """
 
     started: int
@@ -40,6 +41,7 @@ class EngineTotals:
     dropped_positions: int
     written_blocks: int
     reclaimed_blocks: dict[str, int]
+    folded_blocks: dict[str, int]
     preemptions: int
     steps: int
 

@@ -12,6 +12,7 @@ never cost a block.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from octavo.errors import BooksDoNotBalance
@@ -27,6 +28,13 @@ class Memory(Protocol):
 
     def copy(self, src: int, dst: int, nbytes: int) -> None:
         """Copy bytes between two blocks."""
+
+    def encode(self, group: int, from_to: Sequence[tuple[int, int]]) -> None:
+        """Write blocks of a layer group in other formats beside the buffer: entries of source and target, whose offset
+        counts from where that begins."""
+
+    def place(self, aside: int, dst: int, nbytes: int) -> None:
+        """Copy what was written aside to a block."""
 
     def poison(self, offset: int, nbytes: int) -> None:
         """Fill with NaN, so that a read of memory nobody wrote shows."""
@@ -66,12 +74,12 @@ class Arena:
         self._slab_of: dict[int, Slab] = {}
         self._usable: dict[int, list[Slab]] = {}
 
-    def allocate(self, nbytes: int) -> int | None:
+    def allocate(self, nbytes: int, slab_blocks: int = SLAB_BLOCKS) -> int | None:
         """Offset of a block of `nbytes`; None if no slab or gap has room (then `compact`, if `bytes_free`
-        allows)."""
+        allows). A new slab is of `slab_blocks` at most."""
         usable = self._usable.setdefault(nbytes, [])
         if not usable:
-            slab = self._carve(nbytes)
+            slab = self._carve(nbytes, slab_blocks)
             if slab is None:
                 return None
             usable.append(slab)
@@ -140,12 +148,12 @@ class Arena:
             )
         return {offset for offset, _ in live}
 
-    def _carve(self, nbytes: int) -> Slab | None:
+    def _carve(self, nbytes: int, most: int) -> Slab | None:
         for dissolved in (False, True):
             if dissolved:
                 self._dissolve_empty_slabs()
             for i, (start, end) in enumerate(self._gaps):
-                count = min((end - start) // nbytes, SLAB_BLOCKS)
+                count = min((end - start) // nbytes, most, SLAB_BLOCKS)
                 if count:
                     slab = Slab(start, nbytes, count)
                     slab.free.extend(reversed(slab.offsets))

@@ -35,9 +35,25 @@ def _check_arena(cache: CacheManager) -> None:
     formats = Counter(block.format.name for block in cache.blocks)
     if formats != +cache.formats:
         _fail(f"blocks by format are {dict(formats)}, counted {dict(cache.formats)}")
+    for block in cache.blocks:
+        if block.nbytes != cache.layout.format_bytes(block.group, block.format):
+            _fail(f"{block} is {block.format.name} and takes {block.nbytes} bytes")
+        if block.sealed:
+            _check_format(cache, block)
     still_open = sum(not block.sealed for block in cache.blocks)
     if still_open != cache.blocks_open:
         _fail(f"{still_open} open blocks, counted {cache.blocks_open}")
+
+
+def _check_format(cache: CacheManager, block: Block) -> None:
+    """A sealed block is stored as the layout says or, exact no longer, as one of the steps below that."""
+    steps, format = [], cache.layout.block_format(block.group, block.index)
+    while (step := cache.layout.smaller(block.group, format)) is not None and block.index:
+        steps.append(step)
+        format = step
+    unfolded = block.format == cache.layout.block_format(block.group, block.index)
+    if not unfolded and (block.format not in steps or block.exact):
+        _fail(f"{block} is stored as {block.format.name}, and {'' if block.exact else 'not '}exact")
 
 
 def _check_leases(cache: CacheManager) -> None:
@@ -118,6 +134,11 @@ def _check_idle(cache: CacheManager) -> None:
         _fail("an idle block cannot be found")
     if any(block.pinned_until for block in plain) or not all(block.pinned_until for block in pinned):
         _fail("a block waits in the wrong list for its pin")
+    foldable = list(cache.idle.foldable)
+    if len(foldable) != len(set(foldable)) or set(foldable) != {
+        block for block in idle if cache.idle.foldable.step(block) is not None
+    }:
+        _fail(f"{len(foldable)} blocks wait to be folded, not the idle ones that could be")
     if sum(block.nbytes for block in idle) != cache.idle.bytes:
         _fail(f"{cache.idle.bytes} bytes counted as idle")
     kept = sum(block.nbytes for block in cache.blocks if block.pinned_until)

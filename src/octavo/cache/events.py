@@ -11,7 +11,7 @@ CAPACITY = 65_536
 
 
 class Event(NamedTuple):
-    """`kind` is stored, reclaimed, preempted, resumed, pinned or pin_refused.
+    """`kind` is stored, folded, reclaimed, preempted, resumed, pinned or pin_refused.
 
     `time` is the engine's clock in seconds. `owner` is that of the block or of the request. Block events carry
     `group`, `digest` and the block's `tokens` (a count), request events `request_id` and the `choice` index; pins carry

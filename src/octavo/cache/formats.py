@@ -70,6 +70,9 @@ FORMATS = {
 }
 """By name."""
 
+FIRST_STORED = 1 << 56
+"""Entries of block tables from here on are of blocks that are stored in another form than they are filled in."""
+
 LEAST_STORED_BLOCK = 16
 """Positions of the smallest block that can be stored in another form than it is filled in."""
 
@@ -100,7 +103,7 @@ class BlockFormat:
     @property
     def tag(self) -> int:
         """What a block table's entry has above its offset."""
-        return (self.keys.code | self.values.code << 3) << 56
+        return (self.keys.code | self.values.code << 3) * FIRST_STORED
 
     def head_bytes(self, positions: int, key_dim: int, value_dim: int) -> int:
         """Bytes of one KV head of one layer in a block of `positions` positions, scales included."""

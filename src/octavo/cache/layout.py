@@ -52,7 +52,8 @@ class CacheLayout:
     """How the K and V of one model lie in blocks. Sizes are bytes, lengths are tokens.
 
     `format` is that of sealed blocks, in every group unless `overrides` names one for each; `compute` is that of open
-    ones: the same where `format` is a compute type itself.
+    ones: the same where `format` is a compute type itself. `ladder` names the forms, each smaller than the one before,
+    that sealed blocks may be folded to.
     """
 
     groups: tuple[LayerGroup, ...]
@@ -60,6 +61,7 @@ class CacheLayout:
     format: str
     compute: str = "bf16"
     overrides: tuple[str, ...] = ()
+    ladder: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if block_format(self.format).is_compute:
@@ -72,10 +74,12 @@ class CacheLayout:
                 param="kv_cache_dtype_overrides",
             )
         for g in range(len(self.groups)):
-            self._check_group(g)
+            for format in (self.sealed_format(g), *map(block_format, self.ladder)):
+                self._check_format(g, format)
+        self._check_ladder()
 
-    def _check_group(self, g: int) -> None:
-        format, group = self.sealed_format(g), self.groups[g]
+    def _check_format(self, g: int, format: BlockFormat) -> None:
+        group = self.groups[g]
         if format.is_compute:
             return
         if self.block_size < LEAST_STORED_BLOCK:
@@ -85,11 +89,33 @@ class CacheLayout:
             )
         unit = max(format.keys.unit, format.values.unit)
         if group.head_dim % unit or group.values % unit:
+            param = "compress_under_pressure" if format.name in self.ladder else "kv_cache_dtype"
             raise ConfigError(
-                f"kv_cache_dtype={format.name!r} stores heads whose size is a multiple of {unit}, and this model's is "
+                f"{param}={format.name!r} stores heads whose size is a multiple of {unit}, and this model's is "
                 f"{group.head_dim}; int8 or fp8 work with every even size",
-                param="kv_cache_dtype",
+                param=param,
             )
+
+    def _check_ladder(self) -> None:
+        reached = [self.sealed_format(g) for g in range(len(self.groups))]
+        for name in self.ladder:
+            below = [self.smaller(g, format) for g, format in enumerate(reached)]
+            if all(format is None or format.name != name for format in below):
+                raise ConfigError(
+                    f"compress_under_pressure={','.join(self.ladder)!r}: {name} is no smaller than what comes before "
+                    f"it, {reached[0].name}; leave it out",
+                    param="compress_under_pressure",
+                )
+            reached = [
+                format if format is not None and format.name == name else before
+                for before, format in zip(reached, below, strict=True)
+            ]
+
+    def smaller(self, g: int, format: BlockFormat) -> BlockFormat | None:
+        """What a block of group `g` that is stored as `format` is folded to; None if nothing is smaller."""
+        now = self.format_bytes(g, format)
+        steps = map(block_format, self.ladder)
+        return next((step for step in steps if self.format_bytes(g, step) < now), None)
 
     @property
     def open_format(self) -> BlockFormat:
@@ -148,14 +174,15 @@ class CacheLayout:
     @cached_property
     def block_sizes_bytes(self) -> tuple[int, ...]:
         """`block_bytes` of every group."""
-        return tuple(self._block_bytes(g, self.open_format) for g in range(len(self.groups)))
+        return tuple(self.format_bytes(g, self.open_format) for g in range(len(self.groups)))
 
     @cached_property
     def sealed_sizes_bytes(self) -> tuple[int, ...]:
         """Bytes of one sealed block, not the first of its sequence, of every group."""
-        return tuple(self._block_bytes(g, self.sealed_format(g)) for g in range(len(self.groups)))
+        return tuple(self.format_bytes(g, self.sealed_format(g)) for g in range(len(self.groups)))
 
-    def _block_bytes(self, g: int, format: BlockFormat) -> int:
+    def format_bytes(self, g: int, format: BlockFormat) -> int:
+        """Bytes of one block of group `g` that is stored as `format`."""
         group = self.groups[g]
         return len(group.layers) * group.num_kv_heads * self._head_bytes(g, format)
 

@@ -4,7 +4,8 @@
     commit    open   -> sealed   after that step; published in the prefix index, freed behind the window
     release   sealed -> idle     still findable, first in line when memory is wanted
     acquire   idle   -> sealed   a match
-    reclaim   idle   -> free     inside extend and fork
+    fold      idle   -> idle     smaller, inside extend and fork
+    reclaim   idle   -> free     the same, where nothing can be folded
 
 It knows no request and no step plan. `check` is the law that all of this keeps.
 """
@@ -21,13 +22,15 @@ from octavo.cache.arena import Arena, Memory
 from octavo.cache.blocks import Block, BlockTable, Lease, Owner
 from octavo.cache.dropping import DropRule
 from octavo.cache.events import Event, EventLog
+from octavo.cache.folding import Folding
 from octavo.cache.formats import BlockFormat
 from octavo.cache.hashing import Namespace
 from octavo.cache.idle import Idle
+from octavo.cache.ladder import folded_positions
 from octavo.cache.layout import CacheLayout
 from octavo.cache.pins import Pins
 from octavo.cache.policy import POLICIES
-from octavo.cache.prefix import Match, PrefixIndex
+from octavo.cache.prefix import Match, Node, PrefixIndex
 from octavo.cache.receipt import Miss, Pinned
 from octavo.errors import ConfigError
 
@@ -83,6 +86,7 @@ class CacheManager:
         self.index = PrefixIndex(layout, hash_bits)
         self.pins = Pins(max_pinned)
         self.idle = Idle(POLICIES[policy](), self.pins, self.index)
+        self.folding = Folding(layout, self.arena, self.idle, self._slide)
         self.log = EventLog()
         self.blocks_open = 0
         self.formats: Counter[str] = Counter()
@@ -143,14 +147,17 @@ class CacheManager:
         return self.acquire(lease, self.find(lease, token_ids))
 
     def bytes_shared(self, match: Match) -> int:
-        """Bytes of the matched blocks that others are reading, so that taking them uses nothing up."""
+        """Bytes by which the matched blocks use up less than new ones: others are reading them, or they are folded."""
         position = match.depth * self.layout.block_size
         return sum(
-            block.nbytes
+            self._unfolded_bytes(block) - (0 if block.refs else block.nbytes)
             for g in range(len(self._sizes))
             for node in match.nodes[self.layout.first_block(g, position) :]
-            if (block := node.blocks[g]) is not None and block.refs
+            if (block := node.blocks[g]) is not None
         )
+
+    def _unfolded_bytes(self, block: Block) -> int:
+        return max(block.nbytes, self.layout.sealed_sizes_bytes[block.group])
 
     def bytes_missing(self, lease: Lease, stop: int) -> int:
         """Bytes of the blocks that `lease` lacks for positions up to `stop`."""
@@ -174,13 +181,17 @@ class CacheManager:
         return self.bytes_missing(lease, want * self.layout.block_size)
 
     def bytes_held(self, lease: Lease) -> int:
-        """Bytes of the blocks that `lease` holds, alone or with others."""
+        """Bytes of the blocks that `lease` holds, alone or with others, folded ones taken as they were."""
         return sum(
-            block.nbytes
+            self._unfolded_bytes(block)
             for table in lease.tables
             for block in (*table.blocks, *table.targets.values())
             if block is not None
         )
+
+    def folded_positions(self, lease: Lease) -> Counter[str]:
+        """How many positions of `lease` are read from folded blocks, by their format."""
+        return folded_positions(self.layout, lease)
 
     def reach(self, lease: Lease, nbytes: int) -> int:
         """Up to which position the blocks of `lease` and `nbytes` more would do, if no layer has a window."""
@@ -373,7 +384,7 @@ class CacheManager:
         if not (self.enabled and lease.attached):
             return
         node = self.index.publish(lease, i)
-        if node is None or any(twin is not None and twin.exact < lease.pedigree for twin in node.blocks):
+        if node is None or not self._supersede(node, lease, i):
             lease.attached = False
             return
         lease.tip = node
@@ -383,10 +394,27 @@ class CacheManager:
             if twin is None:
                 self.index.put(node, block)
                 self._note("stored", "sealed", block)
-            else:
+            elif twin is not block:
                 self._take(twin, lease)
                 table.replace(i, twin)
                 self._let_go(block)
+
+    def _supersede(self, node: Node, lease: Lease, i: int) -> bool:
+        """Where block `i` of `lease` is exact and what is found in its place is not, take that place. False, and
+        nothing changed, if a request reads or a pin keeps what is there."""
+        worse = [twin for twin in node.blocks if twin is not None and twin.exact < lease.pedigree]
+        if any(twin.refs or twin.pinned_until for twin in worse):
+            return False
+        for twin in worse:
+            block = lease.tables[twin.group].blocks[i]
+            assert block is not None
+            self.idle.remove(twin)
+            self.reclaimed["recomputed"] += 1
+            self._note("reclaimed", "recomputed", twin)
+            self.index.swap(twin, block)
+            self._free(twin)
+            self._note("stored", "sealed", block)
+        return True
 
     def _take(self, block: Block, lease: Lease) -> None:
         if not block.refs:
@@ -419,7 +447,7 @@ class CacheManager:
     def _new_block(self, g: int, i: int, lease: Lease, format: BlockFormat) -> Block:
         size = self._sizes[g] if format.is_compute else self.layout.sealed_sizes_bytes[g]
         while self.arena.bytes_free < size:
-            self._reclaim(size)
+            self._make_room(size)
         offset = self.arena.allocate(size)
         if offset is None:
             offset = self._compact(size)
@@ -430,22 +458,36 @@ class CacheManager:
         return block
 
     def _compact(self, nbytes: int) -> int:
-        """Slide the blocks together. Reclaims a little more than needed first, so that this stays rare."""
+        """Slide the blocks together. Makes a little more room than needed first, so that this stays rare."""
         reserve = self.arena.bytes_total // COMPACTION_RESERVE
         while self.arena.bytes_free < reserve and self.idle.bytes > self.pins.bytes_pinned:
-            self._reclaim(nbytes)
+            self._make_room(nbytes)
         offset = self.arena.allocate(nbytes)
         if offset is not None:
             return offset
+        self._slide()
+        offset = self.arena.allocate(nbytes)
+        assert offset is not None
+        return offset
+
+    def _slide(self) -> None:
         moved = self.arena.compact()
         for block in self.blocks:
             block.offset = moved.get(block.offset, block.offset)
         for lease in self.leases:
             for table in lease.tables:
                 table.refresh()
-        offset = self.arena.allocate(nbytes)
-        assert offset is not None
-        return offset
+
+    def _make_room(self, nbytes: int) -> None:
+        """Fold idle blocks or, where none is left to fold, take one back: `nbytes` are wanted."""
+        reserve = self.arena.bytes_total // COMPACTION_RESERVE
+        steps = self.folding.fold(max(nbytes - self.arena.bytes_free, reserve))
+        for block, before in steps:
+            self.formats[before.name] -= 1
+            self.formats[block.format.name] += 1
+            self._note("folded", f"pressure, {before.name} to {block.format.name}", block)
+        if not steps:
+            self._reclaim(nbytes)
 
     def _reclaim(self, nbytes: int) -> None:
         block, reason = self.idle.victim(nbytes)

@@ -37,8 +37,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`nodes` can be reused by every layer group. `known` more or fewer were found, `blocked` says that the
-    next one is there but not exact."""
+    """`nodes` can be reused by every layer group. `known` more or fewer were found, `blocked` says that more
+    could be if they need not be exact."""
 
     nodes: Sequence[Node] = ()
     known: int = 0
@@ -91,7 +91,7 @@ class PrefixIndex:
         limit = self.reusable(lease, len(token_ids))
         path = self._walk(lease.namespace, lease.digests, lease.keys, limit)
         depth = self._depth_served(path, lease.exact)
-        blocked = depth < len(path) and lease.exact and any(b and not b.exact for b in path[depth].blocks)
+        blocked = depth < len(path) and lease.exact and depth < self._depth_served(path, exact=False)
         return Match(path[:depth] if depth < len(path) else path, len(path), blocked)
 
     def why(self, lease: Lease, token_ids: Sequence[int], match: Match) -> Miss:
@@ -139,6 +139,15 @@ class PrefixIndex:
         """Make the sealed `block` the one that `node` is served from in its layer group."""
         node.blocks[block.group] = block
         block.node = node
+
+    def swap(self, old: Block, new: Block) -> None:
+        """`new`, sealed and the same content, takes the place of `old`, which has no reader."""
+        assert old.node is not None
+        self.put(old.node, new)
+        old.node = None
+        new.idle_children, old.idle_children = old.idle_children, 0
+        new.uses += old.uses
+        new.priority = min(new.priority, old.priority)
 
     def drop(self, block: Block) -> None:
         """Take `block` out; nodes left with no blocks and no children go too."""

@@ -48,7 +48,8 @@ class Receipt:
 
     `reused_tokens + computed_tokens = prompt_tokens`, fixed at first admission. `recomputed_tokens` are
     positions computed again after a preemption. `written_blocks` are blocks it sealed, `formats` the
-    positions whose K and V were written, by it or by the request it reuses.
+    positions whose K and V were written, by it or by the request it reuses. `compressed_tokens` are positions that were
+    read from folded blocks, at first or when it was resumed; the most that one of its sequences had of them.
     """
 
     prompt_tokens: int = 0
@@ -92,6 +93,12 @@ class Receipt:
             self.formats[name] += count
             if not self.formats[name]:
                 del self.formats[name]
+
+    def compress(self, tokens: int) -> int:
+        """A sequence goes on from blocks of which `tokens` positions were folded. Returns how many more than before."""
+        more = max(0, tokens - self.compressed_tokens)
+        self.compressed_tokens += more
+        return more
 
     def drop(self, first: int, last: int) -> int:
         """A position was computed that no longer sees positions `first` to `last`, by `context_policy="window"`.

@@ -90,6 +90,14 @@ ENGINE = (
     Flag("max_num_seqs", int, "Sequences that run at a time."),
     Flag("max_num_batched_tokens", str, "Tokens computed per step.", metavar="TOKENS"),
     Flag("enable_prefix_caching", bool, "Reuse what was computed for the same prefix."),
+    Flag(
+        "compress_under_pressure",
+        str,
+        "When the cache is full, fold cached blocks to these formats, step by step, before any is thrown away, e.g. "
+        "int8,int4. Answers that read folded blocks are not exact, and their receipts say so.",
+        "off",
+        "FORMATS",
+    ),
     Flag("cache_policy", str, f"Which cached block goes first: {', '.join(CACHE_POLICIES)}."),
     Flag("max_pinned", str, "Cache that requests may pin, e.g. 64MiB.", "a quarter of the cache", "SIZE"),
     Flag("num_threads", int, "Threads that compute.", "the processors there are"),
@@ -217,7 +225,11 @@ def _defaults(home: Any) -> dict[str, Any]:
     several: dict[str, Any] = {
         f.name: [] for f in fields(home) if f.default == () or f.default_factory is dict
     }
-    return {f.name: f.default for f in fields(home)} | several | {"block_size": None}
+    return (
+        {f.name: f.default for f in fields(home)}
+        | several
+        | {"block_size": None, "compress_under_pressure": None}
+    )
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:

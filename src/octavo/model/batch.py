@@ -13,6 +13,7 @@ from torch import Tensor
 
 from octavo.cache.blocks import Lease
 from octavo.cache.dropping import DropRule
+from octavo.cache.formats import FIRST_STORED
 from octavo.cache.layout import CacheLayout
 from octavo.kernels.native import AttentionPlan, RowPlacement, make_plan
 
@@ -90,6 +91,8 @@ def make_batch(pieces: Sequence[Piece], layout: CacheLayout) -> Batch:
             ]
         )
         placements.append(RowPlacement.of(blocks, positions, dropped))
+        entries = np.concatenate(tables)
+        stored = layout.is_stored or bool(layout.ladder and (entries >= FIRST_STORED).any())
         segments = np.empty((len(pieces), 6), dtype=np.int64)
         row = entry = 0
         for i, (piece, table) in enumerate(zip(pieces, tables, strict=True)):
@@ -99,12 +102,12 @@ def make_batch(pieces: Sequence[Piece], layout: CacheLayout) -> Batch:
         plans.append(
             make_plan(
                 segments,
-                np.concatenate(tables),
+                entries,
                 dropped,
                 layout.block_size,
                 group.window,
                 group.num_kv_heads,
-                *([np.concatenate(standing)] if layout.is_stored else []),
+                *([np.concatenate(standing)] if stored else []),
             )
         )
         seals.append(_seals(pieces, tables, standing, layout.block_size))

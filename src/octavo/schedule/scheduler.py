@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
@@ -346,12 +347,17 @@ class Scheduler:
         self._filling.start(sequence)
         request = sequence.request
         request.receipt.exact &= sequence.lease.pedigree
+        folded = self.cache.folded_positions(sequence.lease)
+        self.totals.compressed_tokens += request.receipt.compress(folded.total())
         if request.receipt.miss is None:
             request.receipt.miss = miss
             request.admitted_at = self.cache.clock()
             queued_ms = 1000 * (request.admitted_at - request.arrived_at)
+            formats = Counter(self._written(0, reused))
+            formats[self.cache.layout.format] -= folded.total()
+            formats.update(folded)
             for receipt in (request.receipt, self.totals):
-                receipt.admit(reused, len(sequence.token_ids) - reused, queued_ms, self._written(0, reused))
+                receipt.admit(reused, len(sequence.token_ids) - reused, queued_ms, formats)
             self.totals.queried_tokens += len(sequence.token_ids) if sequence.lease.reuse else 0
         if sequence.preempted:
             sequence.preempted = False

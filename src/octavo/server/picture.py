@@ -143,7 +143,7 @@ class CacheEvent(_Model):
     """Something that happened. `blocks` is above 1 where the same happened to several at a time."""
 
     time: float
-    kind: Literal["stored", "reclaimed", "preempted", "resumed", "pinned", "pin_refused"]
+    kind: Literal["stored", "folded", "reclaimed", "preempted", "resumed", "pinned", "pin_refused"]
     reason: str
     request_id: str | None
     owner: Owner | None
