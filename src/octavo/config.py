@@ -80,6 +80,11 @@ def parse_kv_cache_dtype(value: object, param: str = "kv_cache_dtype") -> str:
     return names[0] if len(set(names)) == 1 else f"k={names[0]},v={names[1]}"
 
 
+def split_formats(text: str) -> list[str]:
+    """The formats in a list with commas between them: `int8,k=int8,v=int4` are two."""
+    return _BETWEEN_FORMATS.split(text)
+
+
 def parse_ladder(value: object) -> tuple[str, ...]:
     """Names of formats, each smaller than the one before, from a sequence or from text: `int8,int4`.
 
@@ -87,7 +92,7 @@ def parse_ladder(value: object) -> tuple[str, ...]:
     """
     param = "compress_under_pressure"
     if isinstance(value, str):
-        value = _BETWEEN_FORMATS.split(value) if value else ()
+        value = split_formats(value) if value else ()
     if not isinstance(value, Sequence):
         raise ConfigError(f"{param}={show(value)} is not a list of formats, e.g. int8,int4", param=param)
     return tuple(parse_kv_cache_dtype(name, param) for name in value)

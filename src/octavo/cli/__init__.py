@@ -18,6 +18,7 @@ import typer
 from octavo import __version__
 from octavo.bench.cli import app as bench
 from octavo.cli.calibrate import calibrate
+from octavo.cli.eval import eval_formats
 from octavo.cli.options import with_flags, with_server_flags
 from octavo.cli.plan import plan
 from octavo.cli.show import notice, show_log
@@ -42,6 +43,7 @@ bench.command()(calibrate)
 app.add_typer(bench)
 app.command()(plan)
 app.command()(simulate)
+app.command("eval")(eval_formats)
 
 
 def _version(asked: bool) -> None:
