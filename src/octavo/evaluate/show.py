@@ -21,10 +21,10 @@ def show_evaluation(evaluation: Evaluation, console: Console) -> None:
         soft_wrap=True,
     )
     table = Table(
-        title=f"Against {evaluation.full}: bytes per token and what they buy, needles found, JSON fields right",
+        title=f"Against {evaluation.full}: what the bytes of a token buy",
         title_justify="left",
         box=SIMPLE,
-        pad_edge=False,
+        padding=(0, 0, 0, 1),
     )
     table.add_column("")
     for column in _COLUMNS:
