@@ -237,6 +237,9 @@ def test_the_picture_is_what_its_schema_says(served: Served) -> None:
     assert shown.ended[-1].label == "mail"
     assert shown.ended[-1].reason == "length"
     assert shown.ended[-1].receipt["completion_tokens"] == 8
+    assert (shown.now.first_tokens, shown.now.token_gaps) == (1, 7)
+    assert shown.now.first_token_seconds > 0
+    assert shown.now.token_gap_seconds > 0
     for secret in ("quick", "pepper", json.dumps(list(SECRET.encode()[:4]))[1:-1]):
         assert secret not in response.text
 

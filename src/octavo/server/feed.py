@@ -21,12 +21,12 @@ from octavo.aio import AsyncEngine
 from octavo.errors import OctavoError, Overloaded
 from octavo.server.moment import Json, Moment, change, columns_of, look, merged, sample, whole
 from octavo.server.sse import event
+from octavo.server.witness import ENDED, Witness
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from octavo.engine import Engine
-    from octavo.server.witness import Witness
 
 PERIOD_S = 0.5
 LONGEST_PERIOD_S = 5.0
@@ -34,7 +34,6 @@ SHARE = 0.01
 """The most of the engine's time that looking at it may take."""
 SAMPLES = 600
 EVENTS = 400
-ENDED = 12
 WATCHERS = 32
 
 
