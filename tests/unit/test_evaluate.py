@@ -158,14 +158,13 @@ def test_needles_stand_at_their_depths_and_each_is_judged_by_all_of_its_tokens(t
     text = tokenizer.decode(haystack.token_ids[: haystack.questions])
     questions = tokenizer.decode(haystack.token_ids[haystack.questions :])
     places = [
-        text.index(f" The code of the lighthouse of {place}")
-        for place in ("Arden", "Brill", "Corvo", "Delph")
+        text.index(f"\n\nThe secret number of {place}") for place in ("Arden", "Brill", "Corvo", "Delph")
     ]
     spread = (len(text) - places[0]) / 4
     assert places[0] == 0
     for i, place in enumerate(places):
         assert place == pytest.approx(i * spread, abs=60)
-    assert text.endswith(".")
+    assert text.endswith(".\n\n")
     for answer in haystack.answers:
         code = tokenizer.decode([haystack.token_ids[p] for p in answer])
         assert code.strip().isdigit()

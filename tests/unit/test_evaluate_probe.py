@@ -78,8 +78,8 @@ def test_with_a_floor_the_engine_refuses_and_names_a_format_that_does(outlier: C
     assert message.startswith(
         f"kv_quality_floor={DEFAULT_QUALITY_FLOOR}: kv_cache_dtype='int4' is too coarse"
     )
-    wider = re.search(r"use kv_cache_dtype='(\w+)', which keeps", message)
-    most = re.search(r"a floor of at most ([\d.]+)$", message)
+    wider = re.search(r"; (\w+), which keeps [\d.]+%, would do", message)
+    most = re.search(r"a floor of ([\d.]+)$", message)
     assert wider is not None
     assert most is not None
     assert engine(model, wider[1], kv_quality_floor="default").quality is not None
@@ -87,9 +87,23 @@ def test_with_a_floor_the_engine_refuses_and_names_a_format_that_does(outlier: C
 
 
 def test_a_floor_that_no_stored_format_keeps_names_full_precision(tiny: Callable[[str], Path]) -> None:
-    with pytest.raises(ConfigError, match=r"use kv_cache_dtype='auto'"):
+    with pytest.raises(ConfigError, match="; full precision would do"):
         engine(tiny("qwen2"), "int8", kv_quality_floor=1)
     assert engine(tiny("qwen2"), "auto", kv_quality_floor=1).quality is None
+
+
+def test_formats_that_blocks_may_be_folded_to_are_judged_too(
+    outlier: Callable[[int], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "octavo")
+    model = outlier(FAST)
+    assert engine(model, "auto", compress_under_pressure="int8").quality is None
+    assert not caplog.records
+    engine(model, "int8", compress_under_pressure="int4")
+    [record] = caplog.records
+    assert "compress_under_pressure='int4' is coarse for this model" in record.getMessage()
+    with pytest.raises(ConfigError, match=r"compress_under_pressure='int4' is too coarse"):
+        engine(model, "int8", compress_under_pressure="int4", kv_quality_floor="default")
 
 
 @pytest.mark.parametrize("floor", [0, 1.01, -1, "nan", "much", True, float("inf"), [0.9], 10**400])

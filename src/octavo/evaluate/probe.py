@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from octavo.cache.formats import FORMATS
 from octavo.cache.layout import CacheLayout
@@ -99,33 +99,44 @@ class QualityProbe:
 def check_quality(config: EngineConfig, layout: CacheLayout, probe: QualityProbe) -> Quality | None:
     """What the format of `layout` costs, None if it costs nothing.
 
-    Logs a warning if that is much. Raises `ConfigError` if it is more than `config.kv_quality_floor` allows.
+    Logs a warning if that is much, for a format that blocks may be folded to as well. Raises `ConfigError` if it is
+    more than `config.kv_quality_floor` allows.
     """
-    quality = probe.measure(layout)
-    if quality is None:
-        return None
-    floor = config.kv_quality_floor
-    what = f"kv_cache_dtype={config.kv_cache_dtype!r}"
-    if floor is not None and quality.kept < floor:
-        raise ConfigError(
-            f"kv_quality_floor={floor:g}: {what} is too coarse for this model, {quality}; use "
-            f"{_wider(layout, floor, probe)}, or a floor of at most {math.floor(1000 * quality.kept) / 1000}",
-            param="kv_quality_floor",
-        )
-    if quality.kept < DEFAULT_QUALITY_FLOOR:
-        logger.warning("%s is coarse for this model: %s; `octavo eval` compares formats", what, quality)
+    quality = _judge(config, "kv_cache_dtype", replace(layout, ladder=()), probe)
+    for step in layout.ladder:
+        folded = CacheLayout(layout.groups, layout.block_size, step, layout.compute)
+        _judge(config, "compress_under_pressure", folded, probe)
     return quality
 
 
-def _wider(layout: CacheLayout, floor: float, probe: QualityProbe) -> str:
+def _judge(config: EngineConfig, option: str, layout: CacheLayout, probe: QualityProbe) -> Quality | None:
+    quality, floor = probe.measure(layout), config.kv_quality_floor
+    if quality is None:
+        return None
+    if floor is not None and quality.kept < floor:
+        larger = _larger_that_keeps(layout, floor, probe)
+        raise ConfigError(
+            f"kv_quality_floor={floor:g}: {option}={layout.format!r} is too coarse for this model, {quality}; "
+            f"{larger or 'full precision'} would do, or a floor of {math.floor(1000 * quality.kept) / 1000}",
+            param="kv_quality_floor",
+        )
+    if quality.kept < DEFAULT_QUALITY_FLOOR:
+        logger.warning(
+            "%s=%r is coarse for this model: %s; `octavo eval` compares formats",
+            option,
+            layout.format,
+            quality,
+        )
+    return quality
+
+
+def _larger_that_keeps(layout: CacheLayout, floor: float, probe: QualityProbe) -> str | None:
     """The smallest larger format that keeps to `floor`."""
-    for wider in _larger(layout):
-        quality = probe.measure(wider)
-        if quality is None or quality.kept >= floor:
-            return f"kv_cache_dtype={wider.format!r}" + (
-                f", which keeps {quality.kept:.1%}" if quality else ""
-            )
-    return "kv_cache_dtype='auto'"
+    for larger in _larger(layout):
+        quality = probe.measure(larger)
+        if quality is not None and quality.kept >= floor:
+            return f"{larger.format}, which keeps {quality.kept:.1%},"
+    return None
 
 
 def _larger(layout: CacheLayout) -> Sequence[CacheLayout]:

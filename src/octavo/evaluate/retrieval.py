@@ -42,9 +42,9 @@ def make_haystack(tokenizer: Tokenizer, hay: Sequence[int], length: int) -> Hays
     chooser = random.Random(0)
     facts, asked = [], []
     for place in _PLACES:
-        code = tokenizer.encode(f" {chooser.randrange(10_000, 100_000)}", add_special_tokens=False)
-        said = tokenizer.encode(f" The code of the lighthouse of {place} is", add_special_tokens=False)
-        end = tokenizer.encode(".", add_special_tokens=False)
+        code = tokenizer.encode(f" {chooser.randrange(1_000, 10_000)}", add_special_tokens=False)
+        said = tokenizer.encode(f"\n\nThe secret number of {place} is", add_special_tokens=False)
+        end = tokenizer.encode(".\n\n", add_special_tokens=False)
         facts.append([*said, *code, *end])
         asked.append((said, code, end))
     rest = length - 2 * sum(map(len, facts))
