@@ -4,6 +4,8 @@ The model is what was asked: which request, with how many choices, and whether s
 runner checks every position that is read; the books are checked after every rule, the answers at the end.
 """
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -38,6 +40,7 @@ SUMMED = (
     "recomputed_tokens",
     "written_blocks",
     "preemptions",
+    "compressed_tokens",
 )
 
 
@@ -60,9 +63,12 @@ class CacheMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         pinned=st.integers(0, 8),
         waiting=st.sampled_from([None, None, 0, 3]),
+        ladder=st.sampled_from([(), (), ("int8",), ("int8", "int4")]),
     )
-    def start(self, groups, blocks, spare, budget, seqs, policy, hash_bits, caching, pinned, waiting):
+    def start(self, groups, blocks, spare, budget, seqs, policy, hash_bits, caching, pinned, waiting, ladder):
         layout_groups = GROUPS[groups]
+        if ladder:  # heads long enough that what is folded is smaller
+            layout_groups = tuple(replace(group, head_dim=64) for group in layout_groups)
         self.world = World(
             blocks,
             groups=layout_groups,
@@ -73,7 +79,8 @@ class CacheMachine(RuleBasedStateMachine):
             policy=policy,
             hash_bits=hash_bits,
             enable_prefix_caching=caching,
-            max_pinned=pinned * 256,
+            max_pinned=pinned * 256 * (4 if ladder else 1),
+            ladder=ladder,
         )
 
     @rule(
@@ -85,12 +92,13 @@ class CacheMachine(RuleBasedStateMachine):
         ttl=st.sampled_from([None, None, 5.0, 20.0]),
         reuse=st.sampled_from([True, True, True, False]),
         rule=st.sampled_from([None, None, (0, 4), (4, 8), (8, 12), (4, 20)]),
+        exact=st.booleans(),
     )
-    def add(self, prompt, max_tokens, n, priority, salt, ttl, reuse, rule):
+    def add(self, prompt, max_tokens, n, priority, salt, ttl, reuse, rule, exact):
         drops = None
         if rule is not None and all(group.window is None for group in self.world.layout.groups):
             drops, max_tokens = DropRule(*rule, self.world.layout.block_size), 3 * max_tokens
-        self._add(prompt, max_tokens, n, priority, salt, ttl, reuse, drops)
+        self._add(prompt, max_tokens, n, priority, salt, ttl, reuse, drops, exact)
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data(), extra=st.lists(st.integers(0, 1), max_size=6), max_tokens=st.integers(1, 12))
@@ -181,7 +189,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.world.cache.arena.bytes_free == self.world.cache.arena.bytes_total
         self.world.cache.check()
 
-    def _add(self, prompt, max_tokens, n, priority, salt, ttl, reuse, drops=None):
+    def _add(self, prompt, max_tokens, n, priority, salt, ttl, reuse, drops=None, exact=False):
         fields = {
             "n": n,
             "priority": priority,
@@ -189,6 +197,7 @@ class CacheMachine(RuleBasedStateMachine):
             "cache_ttl": ttl,
             "reuse": reuse,
             "drops": drops,
+            "exact": exact,
         }
         try:
             self.asked.append(self.world.add(prompt, max_tokens, **fields))
@@ -217,7 +226,11 @@ class CacheMachine(RuleBasedStateMachine):
                 expected = expected[: len(got)]
             assert got == expected, sequence
         receipt = request.receipt
-        assert receipt.exact == (not receipt.dropped)
+        if not self.world.layout.ladder:
+            assert receipt.exact == (not receipt.dropped)
+        assert not (receipt.exact and (receipt.dropped or request in self.world.tainted))
+        assert receipt.exact or receipt.dropped or not request.exact
+        assert receipt.compressed_tokens == 0 or not receipt.exact
         if not self._ended_early(request):
             last = max(len(s.token_ids) for s in request.sequences) - 2
             gone = dropped_by(request.drops, last)

@@ -4,13 +4,16 @@ The runner writes into position p of a block a digest of everything that should 
 ids 0..p, what was dropped on the way) and, before it does, reads every earlier position that it sees through the block
 table. Reading a
 block that was not filled, or filled for somebody else, fails at once. Tokens are drawn from that digest, so the
-right answer of a request can be written down without any cache: `answer`.
+right answer of a request can be written down without any cache: `answer`. A mark beside each digest says that it was
+folded, or computed from something that was: a request that asks for exact answers must never read one.
 """
 
 import hashlib
 from collections.abc import Sequence as Tokens
+from unittest.mock import patch
 
 from octavo.cache.dropping import DropRule
+from octavo.cache.formats import FIRST_STORED, block_format
 from octavo.cache.layout import CacheLayout, LayerGroup
 from octavo.cache.manager import CacheManager
 from octavo.schedule.request import Request, Sequence
@@ -19,6 +22,7 @@ from octavo.schedule.scheduler import Scheduler, StepPlan
 CELL = 8
 FULL_GROUP = LayerGroup((0,), 1, 16)
 NAN = b"\xff"
+PURE, TAINTED = 0, 1
 
 
 class Clock:
@@ -34,9 +38,29 @@ class Clock:
 class Bytes:
     """The `Memory` of a test."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, layout: CacheLayout | None = None) -> None:
         self.data = bytearray(nbytes)
+        self.aside = bytearray(nbytes)
         self.copies = 0
+        if layout is not None:
+            self.layout = layout
+            self._formats = {f.tag: f for f in map(block_format, (layout.format, *layout.ladder))}
+
+    def cell(self, group: int, entry: int, i: int) -> int:
+        """Where position `i` of a block begins."""
+        offset = entry % FIRST_STORED
+        nbytes = self.layout.format_bytes(group, self._formats[entry - offset])
+        return offset + i * (nbytes // self.layout.block_size)
+
+    def encode(self, group: int, from_to: Tokens[tuple[int, int]]) -> None:
+        for entry, target in from_to:
+            for i in range(self.layout.block_size):
+                source, dst = self.cell(group, entry, i), self.cell(group, target, i)
+                self.aside[dst : dst + CELL] = self.data[source : source + CELL]
+                self.aside[dst + CELL] = TAINTED
+
+    def place(self, aside: int, dst: int, nbytes: int) -> None:
+        self.data[dst : dst + nbytes] = self.aside[aside : aside + nbytes]
 
     def move(self, src: int, dst: int, nbytes: int) -> None:
         self.data[dst : dst + nbytes] = self.data[src : src + nbytes]
@@ -96,12 +120,15 @@ class World:
         max_num_batched_tokens: int = 16,
         max_model_len: int | None = None,
         max_waiting: int | None = None,
+        ladder: tuple[str, ...] = (),
         **cache: object,
     ) -> None:
         self.clock = Clock()
-        self.layout = CacheLayout(groups, block_size, "bf16")
+        with patch("octavo.cache.layout.LEAST_STORED_BLOCK", block_size):  # only kernels need more
+            self.layout = CacheLayout(groups, block_size, "bf16", ladder=ladder)
         total = blocks * sum(self.layout.block_sizes_bytes) + spare_bytes
-        self.memory = Bytes(total)
+        self.memory = Bytes(total, self.layout)
+        self.tainted: set[Request] = set()
         self.cache = CacheManager(
             self.layout,
             total,
@@ -162,6 +189,7 @@ class World:
         expected = marks(request, sequence.token_ids)
         for position in range(start, stop):
             self.computed += 1
+            taint = PURE
             for g, group in enumerate(self.layout.groups):
                 first = 0 if group.window is None else max(0, position - group.window + 1)
                 dropped = dropped_by(request.drops, position)
@@ -169,8 +197,14 @@ class World:
                     if request.drops and 0 <= p - request.drops.sinks < dropped:
                         continue
                     assert self._cell(sequence, g, p) == expected[p], f"{sequence} group {g} position {p}"
+                    taint |= self.memory.data[self._where(sequence, g, p) + CELL]
+            assert taint == PURE or not request.exact, f"{sequence} position {position}"
+            if taint != PURE:
+                self.tainted.add(request)
+            for g in range(len(self.layout.groups)):
                 where = self._where(sequence, g, position)
                 self.memory.data[where : where + CELL] = expected[position]
+                self.memory.data[where + CELL] = taint
         if not sample:
             return []
         forks = request.n > 1 and len(request.sequences) == 1
@@ -199,10 +233,9 @@ class World:
             assert sequence.output_token_ids == expected, sequence
 
     def _where(self, sequence: Sequence, g: int, position: int) -> int:
-        offset = sequence.tables[g].entries[position // self.layout.block_size]
-        assert offset >= 0, f"{sequence} group {g} lost position {position}"
-        stride = self.layout.block_bytes(g) // self.layout.block_size
-        return offset + position % self.layout.block_size * stride
+        entry = sequence.tables[g].entries[position // self.layout.block_size]
+        assert entry >= 0, f"{sequence} group {g} lost position {position}"
+        return self.memory.cell(g, entry, position % self.layout.block_size)
 
     def _cell(self, sequence: Sequence, g: int, position: int) -> bytes:
         where = self._where(sequence, g, position)
