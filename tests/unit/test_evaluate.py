@@ -124,26 +124,63 @@ def test_losses_are_those_of_naive_arithmetic() -> None:
 
 
 class Scripted:
-    """A reading whose model writes `says` after each prompt, or predicts `token_ids` of a text."""
+    """A reading whose model goes on as `writes` says, by the number of prompts it has read; `after` ends a prompt."""
 
-    def __init__(self, says: Sequence[list[int]] = (), token_ids: Sequence[int] = ()) -> None:
-        self._says = [list(words) for words in says]
-        self._predicts = list(token_ids)
-        self.read_ids: list[int] = []
+    def __init__(self, writes: Sequence[list[int]], after: list[int]) -> None:
+        self._writes = writes
+        self._after = after
+        self.token_ids: list[int] = []
+        self.steps = 0
 
     def begin(self) -> None:
-        self.read_ids = []
+        self.token_ids = []
+
+    def rewind(self, length: int) -> None:
+        del self.token_ids[length:]
+
+    def _likeliest(self, position: int) -> int:
+        """What the model takes for the token after the one at `position`, if it wrote what was read since a prompt."""
+        ends = [
+            i + len(self._after)
+            for i in range(position + 2 - len(self._after))
+            if self.token_ids[i : i + len(self._after)] == self._after
+        ]
+        if not ends:
+            return 0
+        written = self._writes[len(ends) - SHOWN - 1] if len(ends) > SHOWN else []
+        at = position + 1 - ends[-1]
+        agrees = self.token_ids[ends[-1] : position + 1] == written[:at]
+        return written[at] if agrees and at < len(written) else 0
 
     def read(self, token_ids: Sequence[int], first: int = 0) -> Iterator[Tensor]:
-        following = [*self._predicts[first + 1 :], 0]
+        start = len(self.token_ids)
+        self.token_ids += token_ids
+        found = [self._likeliest(start + i) for i in range(first, len(token_ids))]
+        for at in range(0, len(found), 50):
+            yield torch.nn.functional.one_hot(torch.tensor(found[at : at + 50]), 300).float()
+
+    def last(self, token_ids: Sequence[int]) -> Tensor:
+        self.steps += 1
+        [rows] = self.read(token_ids, len(token_ids) - 1)
+        return rows[0]
+
+
+class Knowing:
+    """A reading whose model takes `token_ids` for what comes, whatever it reads."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._predicts = [*token_ids, 0]
+
+    def begin(self) -> None:
+        pass
+
+    def read(self, token_ids: Sequence[int], first: int = 0) -> Iterator[Tensor]:
+        following = self._predicts[first + 1 :]
         for at in range(0, len(following), 50):
             yield torch.nn.functional.one_hot(torch.tensor(following[at : at + 50]), 300).float()
 
-    def last(self, token_ids: Sequence[int]) -> Tensor:
-        if len(token_ids) > 1:
-            self._now = iter(self._says.pop(0))
-        self.read_ids += token_ids
-        return torch.nn.functional.one_hot(torch.tensor(next(self._now)), 300).float()
+
+SHOWN = 4  # records that are there before the first is asked for
 
 
 @pytest.fixture(scope="module")
@@ -169,13 +206,13 @@ def test_needles_stand_at_their_depths_and_each_is_judged_by_all_of_its_tokens(t
         code = tokenizer.decode([haystack.token_ids[p] for p in answer])
         assert code.strip().isdigit()
         assert text.count(code) == questions.count(code) == 1
-    everything = Scripted(token_ids=haystack.token_ids)
+    everything = Knowing(haystack.token_ids)
     assert retrieved(everything, haystack) == (True,) * len(DEPTHS)  # type: ignore[arg-type]
     for i, answer in enumerate(haystack.answers):
         for p in answer:
             wrong = list(haystack.token_ids)
             wrong[p] += 1
-            found = retrieved(Scripted(token_ids=wrong), haystack)  # type: ignore[arg-type]
+            found = retrieved(Knowing(wrong), haystack)  # type: ignore[arg-type]
             assert found == tuple(j != i for j in range(len(DEPTHS)))
 
 
@@ -207,12 +244,17 @@ def test_records_are_written_until_the_line_the_limit_or_the_end(tokenizer: Toke
         tokenizer.encode(f" {RIGHT[0]}\n\n"),
         [*tokenizer.encode(RIGHT[1]), end],
         tokenizer.encode("no end " * 100),
-        tokenizer.encode(f"\n{RIGHT[3]}\n"),
+        tokenizer.encode(f" {RIGHT[3].replace('25', '52')}\n"),
     ]
-    reading = Scripted(says=answers)
-    assert ask_records(reading, tokenizer, task) == RecordScore(3 / 4, 15 / 20)  # type: ignore[arg-type]
-    assert len(reading.read_ids) <= task.longest
-    assert tokenizer.decode(reading.read_ids).count("Line: ") == 8
+    reading = Scripted(answers, tokenizer.encode("\nJSON:"))
+    assert ask_records(reading, tokenizer, task) == RecordScore(3 / 4, 14 / 20)  # type: ignore[arg-type]
+    text = tokenizer.decode(reading.token_ids)
+    assert text.count("Line: ") == 8
+    assert text.count(RIGHT[0]) == 1
+    # Nothing was decoded for the first; the others step from where they leave the right answer.
+    limit, differs = len(task.right[2]) + 16, RIGHT[3].index("25") + 1
+    assert reading.steps == len(RIGHT[1]) + (limit - 1) + (len(answers[3]) - differs - 1)
+    assert len(reading.token_ids) <= task.longest
     assert RecordTask.of(tokenizer, task.longest) == task
     assert RecordTask.of(tokenizer, task.longest - 1) is None
 

@@ -38,6 +38,13 @@ class Reading:
         self._lease = self._cache.lease(Namespace())
         self.token_ids = []
 
+    def rewind(self, length: int) -> None:
+        """Be where the first `length` tokens had been read, by reading them again."""
+        token_ids = self.token_ids[:length]
+        self.begin()
+        for _ in self.read(token_ids, length):
+            pass
+
     def read(self, token_ids: Sequence[int], first: int = 0) -> Iterator[Tensor]:
         """Go on with `token_ids`. Yields, chunk by chunk, the float32 logits `[rows, vocabulary]` of those from number
         `first` on."""

@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from octavo.evaluate.reading import Reading
 from octavo.model.tokenizer import Tokenizer
 
@@ -39,15 +41,16 @@ class RecordScore:
 
 @dataclass(frozen=True)
 class RecordTask:
-    """The task in tokens: each prompt goes on where the answer before it ended, after at most `limits[i]` tokens."""
+    """The task in tokens: each prompt goes on where the answer before it ended. `right` are the answers as they should
+    be, up to the end of the line."""
 
     prompts: tuple[list[int], ...]
-    limits: tuple[int, ...]
+    right: tuple[list[int], ...]
 
     @property
     def longest(self) -> int:
         """The most tokens there can be."""
-        return sum(map(len, self.prompts)) + sum(self.limits)
+        return sum(map(len, (*self.prompts, *self.right))) + _SPARE * len(self.right)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, most: int) -> RecordTask | None:
@@ -55,12 +58,12 @@ class RecordTask:
         if tokenizer.hf is None:
             return None
         shown = "\n\n".join(f"{_question(record)} {json.dumps(_object(record))}" for record in _SHOWN)
-        prompts, limits = [], []
+        prompts, right = [], []
         for i, record in enumerate(_ASKED):
-            before = shown if i == 0 else ""
-            prompts.append(tokenizer.encode(f"{before}\n\n{_question(record)}", add_special_tokens=i == 0))
-            limits.append(len(tokenizer.encode(f" {json.dumps(_object(record))}", False)) + _SPARE)
-        task = cls(tuple(prompts), tuple(limits))
+            before = f"{shown}\n\n" if i == 0 else ""
+            prompts.append(tokenizer.encode(before + _question(record), add_special_tokens=i == 0))
+            right.append(tokenizer.encode(f" {json.dumps(_object(record))}\n\n", add_special_tokens=False))
+        task = cls(tuple(prompts), tuple(right))
         return task if task.longest <= most else None
 
 
@@ -76,17 +79,32 @@ def _object(record: _Record) -> dict[str, Any]:
 def ask_records(reading: Reading, tokenizer: Tokenizer, task: RecordTask) -> RecordScore:
     """Have the records written and judge them."""
     reading.begin()
-    answers = []
-    for prompt, limit in zip(task.prompts, task.limits, strict=True):
-        token = int(reading.last(prompt).argmax())
-        written: list[int] = []
-        while token not in tokenizer.eos_token_ids:
-            written.append(token)
-            if len(written) == limit or "\n" in tokenizer.decode(written).lstrip():
-                break
-            token = int(reading.last([token]).argmax())
-        answers.append(tokenizer.decode(written))
+    answers = [
+        tokenizer.decode(_write(reading, tokenizer, prompt, right))
+        for prompt, right in zip(task.prompts, task.right, strict=True)
+    ]
     return judge_records(answers)
+
+
+def _write(reading: Reading, tokenizer: Tokenizer, prompt: list[int], right: list[int]) -> list[int]:
+    """The line, or the `_SPARE` tokens more than the `right` one, that greedy decoding gives after `prompt`.
+
+    The right answer is a draft: read at once, and taken as far as each token is the likeliest.
+    """
+    start = len(reading.token_ids) + len(prompt)
+    rows = [rows.argmax(-1) for rows in reading.read([*prompt, *right], len(prompt) - 1)]
+    likeliest = torch.cat(rows).tolist()
+    taken = next((i for i, token in enumerate(right) if likeliest[i] != token), len(right))
+    if taken == len(right):
+        return right
+    reading.rewind(start + taken)
+    written, token = right[:taken], likeliest[taken]
+    while token not in tokenizer.eos_token_ids:
+        written.append(token)
+        if len(written) == len(right) + _SPARE or "\n" in tokenizer.decode(written).lstrip():
+            break
+        token = int(reading.last([token]).argmax())
+    return written
 
 
 def judge_records(answers: list[str]) -> RecordScore:
