@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
 
-from octavo.cache.formats import FORMATS
+from octavo.cache.formats import FORMATS, LEAST_STORED_BLOCK
 from octavo.cache.layout import CacheLayout
 from octavo.engine import Engine
 from octavo.errors import KVCacheTooSmall
@@ -45,10 +45,27 @@ SHAPES: dict[str, Callable[[], Any]] = {
         eos_token_id=None,
     ),
 }
-FORMATS_BUILT = list(FORMATS)
-COMPUTE = {"bf16": "bfloat16", "f32": "float32"}
+HEADS = {"Gemma: windows and one KV head": 32, "heads of 20": 20, "heads of 33": 33}
 BLOCK_SIZES = sized([4, 16, 64], [4, 8, 16, 32, 64, 128, 256])
 BLOCKS = sized([2, 5], [1, 2, 3, 5, 8])
+
+
+def possible(shape: str, format: str, block_size: int) -> bool:
+    """Whether the engine takes this, and does not say why not: bf16 holds numbers in pairs, stored blocks are of 16
+    positions or more, and of heads that their format divides."""
+    head_dim, sealed = HEADS.get(shape, 16), FORMATS[format]
+    if not sealed.is_compute and (block_size < LEAST_STORED_BLOCK or head_dim % sealed.unit):
+        return False
+    return format == "f32" or head_dim % 2 == 0
+
+
+CASES = [
+    (shape, format, block_size)
+    for shape in SHAPES
+    for format in FORMATS
+    for block_size in BLOCK_SIZES
+    if possible(shape, format, block_size)
+]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +98,8 @@ def planned(directory: Path, format: str, block_size: int, context: int, budget:
 def started(directory: Path, case: Case, budget: int, **options: Any) -> Engine:
     return make_engine(
         directory,
-        dtype=COMPUTE[case.format],
+        dtype="float32" if case.weights == "f32" else "bfloat16",
+        kv_cache_dtype=case.format,
         block_size=case.layout.block_size,
         kv_cache_memory=budget,
         num_threads=1,
@@ -108,14 +126,10 @@ def least_free(engine: Engine) -> int:
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("format", FORMATS_BUILT)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "format", "block_size"), CASES)
 def test_a_request_fills_its_cache_to_the_last_block(
     shape: str, format: str, block_size: int, blocks: int, directory_of: Callable[[str], Path]
 ) -> None:
-    if shape == "heads of 33" and format == "bf16":
-        pytest.skip("heads of an odd size work in float32 only, and say so")
     directory, context = directory_of(shape), blocks * block_size
     budget = planned(directory, format, block_size, context).bytes_per_request
     case = planned(directory, format, block_size, context, budget)
@@ -130,16 +144,18 @@ def test_a_request_fills_its_cache_to_the_last_block(
     assert len(live.output().outputs[0].token_ids) == context - len(prompt)
     assert engine.cache.arena.bytes_free == budget
 
-    if case.max_context is not None:
-        longer = planned(directory, format, block_size, context + block_size)
-        with pytest.raises(KVCacheTooSmall, match="shorten it by") as error:
-            engine.prepare("too long", [1] * (context + block_size - 1), greedy(1))
+    # Where windows drop the large first block, what follows it may fit in the bytes it had.
+    if (longest := case.max_context) is not None:
+        assert longest >= context
+        over = planned(directory, format, block_size, longest + 1)
+        with pytest.raises(KVCacheTooSmall, match="shorten it by 1 ") as error:
+            engine.prepare("too long", [1] * longest, greedy(1))
         named = re.search(r"kv_cache_memory of at least (\d+)", error.value.message)
         assert named is not None
-        assert int(named[1]) == longer.bytes_per_request > budget
+        assert int(named[1]) == over.bytes_per_request > budget
 
 
-@pytest.mark.parametrize("format", FORMATS_BUILT)
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("shape", ["grouped", "Gemma: windows and one KV head"])
 def test_as_many_requests_run_as_planned(
     shape: str, format: str, directory_of: Callable[[str], Path]
@@ -155,7 +171,8 @@ def test_as_many_requests_run_as_planned(
         engine.step()
         most = max(most, len(engine.scheduler.running))
     assert most == wanted
-    assert sum(live.request.receipt.preemptions for live in lives) == 0
+    # While a chunk is computed, its stored blocks are there in both forms; that may cost others theirs.
+    assert sum(live.request.receipt.preemptions for live in lives) == 0 or not FORMATS[format].is_compute
 
 
 @pytest.mark.parametrize("shape", SHAPES)

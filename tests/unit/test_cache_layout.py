@@ -70,20 +70,46 @@ def test_sealed_blocks_are_as_small_as_promised(format, share):
 
 
 @pytest.mark.parametrize("format", ["fp8", "int8", "int4", "int2"])
-@pytest.mark.parametrize("window", [None, 100])
-def test_the_first_and_the_open_block_of_a_sequence_are_held_at_compute_precision(format, window):
-    layout = CacheLayout((LayerGroup((0, 1), 2, 80, window=window),), 32, format)
+def test_the_first_and_the_open_block_of_a_sequence_are_held_at_compute_precision(format):
+    layout = CacheLayout((LayerGroup((0, 1), 2, 80),), 32, format)
     whole, sealed = layout.block_sizes_bytes[0], layout.sealed_sizes_bytes[0]
     held = [layout.sequence_bytes(32 * blocks) for blocks in range(1, 8)]
-    most = 7 if window is None else layout.blocks_held(0, 10_000)
-    at_once = [
-        min(n, most) + (n > most) for n in range(1, 8)
-    ]  # the newest is sealed while the oldest is read
-    assert held == [whole * min(n, 2) + sealed * (n - min(n, 2)) for n in at_once]
-    budget = held[4]
-    if window is None:
-        assert layout.longest_sequence(budget) == 5 * 32
-        assert layout.longest_sequence(budget - 1) == 4 * 32
+    assert held == [whole * min(n, 2) + sealed * (n - min(n, 2)) for n in range(1, 8)]
+    assert layout.longest_sequence(held[4]) == 5 * 32
+    assert layout.longest_sequence(held[4] - 1) == 4 * 32
+
+
+def grown(layout, tokens):
+    """The most bytes a sequence holds while it is computed one token after the other, the last one never."""
+    most = 0
+    for position in range(tokens):
+        now, newest = 0, position // layout.block_size
+        for g, (whole, sealed) in enumerate(
+            zip(layout.block_sizes_bytes, layout.sealed_sizes_bytes, strict=True)
+        ):
+            for i in range(layout.first_block(g, position), newest + 1):
+                now += whole if i in (0, newest) else sealed
+            fills = (position + 1) % layout.block_size == 0 and position < tokens - 1
+            if fills and newest and not layout.sealed_format(g).is_compute:
+                now += sealed  # it is there in both forms
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("format", ["bf16", "fp8", "int8", "int4", "int2"])
+@pytest.mark.parametrize(
+    "windows", [(None,), (1,), (16,), (17,), (33,), (100,), (None, 24), (None, 100), (40, 90)]
+)
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_a_sequence_holds_what_it_held_while_it_grew(format, windows, block_size):
+    groups = tuple(LayerGroup((g,), 1 + g, 16 + 8 * g, window=w) for g, w in enumerate(windows))
+    layout = CacheLayout(groups, block_size, format)
+    for tokens in (*range(1, 200), 255, 256, 257, 400):
+        counted_up = -(-tokens // block_size) * block_size  # whole blocks, as the engine takes them
+        assert layout.sequence_bytes(tokens) == grown(layout, counted_up), tokens
+    budget = layout.sequence_bytes(300)
+    longest = layout.longest_sequence(budget)
+    assert longest == sys.maxsize or layout.sequence_bytes(longest + 1) > budget
 
 
 def test_a_latent_layer_keeps_one_vector_per_position():

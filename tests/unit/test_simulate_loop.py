@@ -29,9 +29,9 @@ needs_traces = pytest.mark.skipif(not CONVERSATION.exists(), reason=f"no traces 
 FULL = (LayerGroup((0,), 1, 4),)
 
 
-def spec(blocks: int = 400, **options: Any) -> ReplicaSpec:
+def spec(blocks: int = 400, format: str = "bf16", **options: Any) -> ReplicaSpec:
     """Llama-3.1-8B's times on an H100, over a cache of `blocks` blocks."""
-    case = make_plan("llama-3.1-8b", "H100-80GB", context="2k").first
+    case = make_plan("llama-3.1-8b", "H100-80GB", context="2k", kv_cache_dtype=format).first
     layout = case.layout
     return ReplicaSpec(layout, blocks * sum(layout.block_sizes_bytes), RooflineCost(case.roofline), **options)
 
@@ -46,12 +46,12 @@ def outcome(measures: Measures) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("blocks", [250, 400, 4000])
+@pytest.mark.parametrize(("blocks", "format"), [(250, "bf16"), (400, "bf16"), (4000, "bf16"), (110, "int8")])
 @pytest.mark.parametrize("rate", [1.0, 8.0, 40.0])
 @pytest.mark.parametrize("seqs", [4, 64])
-def test_leaps_are_single_steps(blocks: int, rate: float, seqs: int) -> None:
+def test_leaps_are_single_steps(blocks: int, format: str, rate: float, seqs: int) -> None:
     arrivals = list(Synthetic(sized(60, 500), rate, prompt=700, prefixes=20, shared=256, seed=3).arrivals())
-    of = spec(blocks, max_num_seqs=seqs)
+    of = spec(blocks, format, max_num_seqs=seqs)
     leaping, stepping = (simulate(arrivals, of, look=Look(leaps=leaps)) for leaps in (True, False))
     assert outcome(leaping) == outcome(stepping)
     assert stepping.finished + stepping.rejected == len(arrivals)
@@ -336,7 +336,7 @@ def test_people_read_tables(trace: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--model", "nope"], "model"),
         (["--model", "smollm2", "--hardware", "2xH100"], "hardware"),
         (["--model", "llama-3-70b", "--hardware", "H100"], "hardware"),
-        (["--model", "smollm2", "--hardware", "cpu", "--kv-cache-dtype", "int2"], "kv_cache_dtype"),
+        (["--model", "smollm2", "--hardware", "cpu", "--kv-cache-dtype", "int3"], "kv_cache_dtype"),
         (["--model", "smollm2", "--hardware", "cpu", "--capacity", "some"], "capacity"),
         (["--model", "smollm2", "--hardware", "cpu", "--replicas", "0"], "replicas"),
         (["--model", "smollm2", "--hardware", "cpu", "--routing", "best"], "routing"),

@@ -214,8 +214,10 @@ class CacheLayout:
         return blocks if window is None else min(blocks, self.num_blocks(window - 1) + 1)
 
     def sequence_bytes(self, tokens: int, drops: DropRule | None = None) -> int:
-        """Bytes of cache that a sequence of `tokens` tokens holds at most, in whole blocks of every group: the first
-        and the open one at compute precision, those between them sealed."""
+        """Bytes of cache that a sequence growing to `tokens` tokens, one by one, holds at most at a time, in whole
+        blocks of every group: the first and the open one at compute precision, those between them sealed."""
+        if self._is_stored_behind_windows and drops is None:
+            return self._peak(self.num_blocks(tokens) - 1)
         total = 0
         for g, (whole, sealed) in enumerate(
             zip(self.block_sizes_bytes, self.sealed_sizes_bytes, strict=True)
@@ -225,6 +227,47 @@ class CacheLayout:
             if sealed < whole and blocks < self.num_blocks(tokens):
                 total += sealed  # the newest block is sealed while the oldest is still read
         return total
+
+    @cached_property
+    def _is_stored_behind_windows(self) -> bool:
+        """Whether the first block, which is never small, may go before the last one comes."""
+        return self.is_stored and any(group.window is not None for group in self.groups)
+
+    def _peak(self, newest: int) -> int:
+        """The most bytes held until block `newest` is open. Within a block they are most when it is opened, or when it
+        is sealed and so there in both forms; from where windows have left the first block they only grow."""
+        early = self._early_peaks
+        if newest < len(early):
+            return early[newest]
+        return max(early[-1], self._held(newest), self._held_at_seal(newest - 1))
+
+    @cached_property
+    def _early_peaks(self) -> list[int]:
+        """`_peak` of the blocks until windows have left the first one."""
+        windows = [group.window for group in self.groups if group.window is not None]
+        peaks = [self._held(0)]
+        for newest in range(1, self.num_blocks(max(windows)) + 2):
+            peaks.append(max(peaks[-1], self._held(newest), self._held_at_seal(newest - 1)))
+        return peaks
+
+    def _held(self, newest: int, position: int | None = None) -> int:
+        """Bytes of the blocks that the query at `position` of block `newest`, its first one, needs."""
+        at, total = newest * self.block_size if position is None else position, 0
+        for g, (whole, sealed) in enumerate(
+            zip(self.block_sizes_bytes, self.sealed_sizes_bytes, strict=True)
+        ):
+            before = newest - self.first_block(g, at)
+            is_first_there = before == newest > 0
+            total += whole + before * sealed + is_first_there * (whole - sealed)
+        return total
+
+    def _held_at_seal(self, block: int) -> int:
+        """Bytes while the last position of `block` is computed and the block sealed."""
+        held = self._held(block, (block + 1) * self.block_size - 1)
+        if not block:
+            return held
+        sealed = enumerate(self.sealed_sizes_bytes)
+        return held + sum(size for g, size in sealed if not self.sealed_format(g).is_compute)
 
     def sequences_that_fit(self, budget: int, tokens: int) -> int:
         """How many sequences of `tokens` tokens fit `budget` bytes with no block in common."""

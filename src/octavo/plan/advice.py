@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from octavo.cache.formats import FORMATS, block_format
+from octavo.errors import ConfigError
 from octavo.plan.planner import Case
 
 PROMPT_HEAVY = 0.5
@@ -49,7 +51,9 @@ def _changes(case: Case) -> Iterator[tuple[str, int]]:
     own = block_format(case.format)
     for name in ("fp8", "int8", "int4", "int2"):
         if FORMATS[name].bits < max(own.keys.bits, own.values.bits):
-            yield f"--kv-cache-dtype {name}", replace(case, format=name).max_requests
+            # Not every format stores heads of every size.
+            with suppress(ConfigError):
+                yield f"--kv-cache-dtype {name}", replace(case, format=name).max_requests
     for name in ("fp8", "int4"):
         if case.facts.weights.nbytes(name) < case.weights_bytes:
             yield f"--weights {name}", replace(case, weights=name).max_requests

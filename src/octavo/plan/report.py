@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from octavo.config import BLOCK_SIZES, KV_CACHE_DTYPES, parse_bytes, parse_tokens
+from octavo.config import BLOCK_SIZES, parse_bytes, parse_kv_cache_dtype, parse_tokens, split_formats
 from octavo.errors import ConfigError, show
 from octavo.plan.advice import advise, head_variants, notes, prompt_notes
 from octavo.plan.facts import ModelFacts, find_model
@@ -99,8 +100,7 @@ def make_plan(
 
     Raises `ConfigError` or `ModelNotFound` naming the field.
     """
-    formats = [KV_CACHE_DTYPES.get(name, name) for name in _listed("kv_cache_dtype", kv_cache_dtype)]
-    formats = ["bf16" if name == "auto" else name for name in formats]
+    formats = _formats(kv_cache_dtype, "f32" if weights == "f32" else "bf16")
     budget = _budget(kv_budget)
     if weights is not None and weights not in WEIGHT_FORMATS:
         known = ", ".join(WEIGHT_FORMATS)
@@ -138,6 +138,12 @@ def make_plan(
         for length in contexts
     ]
     return Plan(facts, machine, tuple(cases))
+
+
+def _formats(text: str, own: str) -> list[str]:
+    """The formats in a list; `auto` is the compute type."""
+    names = [parse_kv_cache_dtype(part.strip()) for part in split_formats(text)]
+    return [re.sub(r"\bauto\b", own, name) for name in names]
 
 
 def _listed(param: str, text: str) -> Sequence[str]:

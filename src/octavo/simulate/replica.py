@@ -3,7 +3,8 @@
 A step is planned when the one before has ended, and committed when its cost has passed. Where nothing but decoding can
 happen, several steps are taken in one leap: their tokens are known beforehand, so the scheduler is handed them all and
 plans one chunk of several tokens per sequence. The outcome is that of single steps, but for the moments at which blocks
-were sealed and reclaimed; where these count, and where windows free blocks meanwhile, there are no leaps.
+were sealed and reclaimed; where these count, and where blocks are freed or shrink meanwhile (windows, formats smaller
+than the compute type), there are no leaps.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Replica:
         )
         self._ends_at = 0.0
         self._spec = spec
-        self._leaps = leaps and not lifetimes and all(window is None for window in spec.cost.windows)
+        plain = not spec.layout.is_stored and all(window is None for window in spec.cost.windows)
+        self._leaps = leaps and plain and not lifetimes
         self._lifetimes = lifetimes
         self._stored: dict[bytes, float] = {}
         self._plan: StepPlan | None = None
