@@ -11,9 +11,11 @@ const KIND = {
   pinned: "pins",
   pin_refused: "pins",
   stored: "stored",
+  folded: "folded",
 };
-const MARK = { reclaimed: "✕", preempted: "‖", resumed: "▸", pinned: "◥", pin_refused: "⊘", stored: "+" };
+const MARK = { folded: "◣", reclaimed: "✕", preempted: "‖", resumed: "▸", pinned: "◥", pin_refused: "⊘", stored: "+" };
 const TITLE = {
+  folded: "folded",
   reclaimed: "thrown away",
   preempted: "preempted",
   resumed: "resumed",
@@ -25,6 +27,7 @@ const WHY = {
   pressure: "to make room: nobody read them, and they were unused for longest",
   "pressure on pins": "although pinned: there was no room, and nothing else was left",
   reset: "because the cache was reset",
+  recomputed: "for others that are exact",
 };
 const NO_BLOCK = "there was no block left. It goes on later, with the same answer";
 
@@ -57,6 +60,8 @@ function sentence({ kind, reason, owner, blocks, tokens }) {
   switch (kind) {
     case "reclaimed":
       return `${many(blocks, "block")} of ${who}, ${WHY[reason] ?? reason}`;
+    case "folded":
+      return `${many(blocks, "block")} of ${who}: ${reason}`;
     case "stored":
       return `${many(blocks, "full block")} for ${who}, to be found again`;
     case "preempted":
