@@ -15,8 +15,8 @@ from support.sizes import DATA, sized
 pytestmark = pytest.mark.model
 
 TEXT = DATA / "text" / "wikitext2" / "wiki.test.raw"
-WINDOW = sized(1024, 2048)
-MAX_WINDOWS = sized(2, None)
+WINDOW = sized(512, 2048)
+MAX_WINDOWS = sized(3, None)
 MARKS = {"int8": 0.005, "fp8": 0.01, "int4": 0.03}
 """The most that perplexity may rise."""
 

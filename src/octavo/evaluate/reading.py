@@ -51,17 +51,21 @@ class Reading:
         for at in range(0, len(token_ids), self._max_rows):
             chunk = list(token_ids[at : at + self._max_rows])
             wanted = range(min(max(0, first - at), len(chunk)), len(chunk))
-            start = len(self.token_ids)
-            self.token_ids += chunk
-            stop = len(self.token_ids)
-            if not self._cache.extend(self._lease, stop):
-                raise ValueError(f"{stop} tokens are more than this cache was made for")
-            self._runner.attach(self._memory.address, self.layout)
-            piece = Piece.of(self._lease, chunk, start, self.layout)
-            logits = self._runner.forward([piece], wanted)
-            self._cache.commit(self._lease, self.token_ids, stop)
             if len(wanted):
-                yield logits
+                yield self._step(chunk, wanted)  # and not kept here: they are large
+            else:
+                self._step(chunk, wanted)
+
+    def _step(self, chunk: list[int], wanted: range) -> Tensor:
+        start = len(self.token_ids)
+        self.token_ids += chunk
+        stop = len(self.token_ids)
+        if not self._cache.extend(self._lease, stop):
+            raise ValueError(f"{stop} tokens are more than this cache was made for")
+        self._runner.attach(self._memory.address, self.layout)
+        logits = self._runner.forward([Piece.of(self._lease, chunk, start, self.layout)], wanted)
+        self._cache.commit(self._lease, self.token_ids, stop)
+        return logits
 
     def last(self, token_ids: Sequence[int]) -> Tensor:
         """Go on with `token_ids`; returns the logits `[vocabulary]` of the last."""
