@@ -147,6 +147,9 @@ class _ReadingCollector(Collector):
             yield self._gauges("kv_cache_format_bytes", "Bytes of these blocks.", "format", sizes)
         yield self._counter("kv_cache_written_blocks", "Blocks that were filled.", t.written_blocks)
         yield self._counters(
+            "kv_cache_folded_blocks", "Cached blocks that were made smaller.", "format", t.folded_blocks
+        )
+        yield self._counters(
             "kv_cache_reclaimed_blocks", "Cached blocks that were taken back.", "reason", t.reclaimed_blocks
         )
 
