@@ -29,7 +29,9 @@ def plan(
     ] = None,
     kv_cache_dtype: Annotated[
         str,
-        typer.Option(metavar="FORMAT", help="bf16, f32, fp8, int8, int4, int2; several with commas."),
+        typer.Option(
+            metavar="FORMAT", help="bf16, f32, fp8, int8, int4, int2 or k=int8,v=int4; several with commas."
+        ),
     ] = "bf16",
     weights: Annotated[
         str | None,
