@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
 
 from octavo.cache.blocks import FREED, Block
+from octavo.cache.formats import BlockFormat
 from octavo.errors import BooksDoNotBalance
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ def _check_arena(cache: CacheManager) -> None:
 
 def _check_format(cache: CacheManager, block: Block) -> None:
     """A sealed block is stored as the layout says or, exact no longer, as one of the steps below that."""
-    steps, format = [], cache.layout.block_format(block.group, block.index)
-    while (step := cache.layout.smaller(block.group, format)) is not None and block.index:
-        steps.append(step)
-        format = step
-    unfolded = block.format == cache.layout.block_format(block.group, block.index)
-    if not unfolded and (block.format not in steps or block.exact):
+    step: BlockFormat | None = cache.layout.block_format(block.group, block.index)
+    if block.format == step:
+        return
+    while step is not None and step != block.format:
+        step = cache.layout.smaller(block.group, step)
+    if step is None or block.exact or not block.index:
         _fail(f"{block} is stored as {block.format.name}, and {'' if block.exact else 'not '}exact")
 
 
