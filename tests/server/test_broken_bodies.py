@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from support.sizes import sized
 CHAT = "/v1/chat/completions"
 PATHS = ("/v1/completions", CHAT, "/v1/messages", "/tokenize", "/detokenize")
 MIB = 1024**2
-BODY_TIMEOUT = sized(1.0, 30.0)
+BODY_TIMEOUT = sized(3.0, 30.0)
+PATIENCE = 600.0
 MEMORY = 320 * MIB
 """What all of this may take at its peak: a few times the longest body that is read."""
 
@@ -75,7 +77,7 @@ class Neighbour:
         """Texts, token ids and log-probs of one stream, whichever way it was cut into events."""
         texts, tokens, logprobs = [], [], []
         with httpx.stream(
-            "POST", f"{self._url}/v1/completions", json=NEIGHBOUR, timeout=120, trust_env=False
+            "POST", f"{self._url}/v1/completions", json=NEIGHBOUR, timeout=PATIENCE, trust_env=False
         ) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
@@ -122,7 +124,7 @@ def peak_memory(server: ServeProcess) -> int:
 
 def post(server: ServeProcess, path: str, content: bytes, **headers: str) -> httpx.Response:
     head = {"content-type": "application/json", **headers}
-    return httpx.post(server.url + path, content=content, headers=head, timeout=120, trust_env=False)
+    return httpx.post(server.url + path, content=content, headers=head, timeout=PATIENCE, trust_env=False)
 
 
 def is_refused(response: httpx.Response, status: int = 400) -> bool:
@@ -237,7 +239,7 @@ def test_64_megabytes_of_unknown_length(server: ServeProcess) -> None:
         server.url + "/tokenize",
         content=pieces(),
         headers={"content-type": "application/json"},
-        timeout=120,
+        timeout=PATIENCE,
         trust_env=False,
     )
     assert is_refused(found, 413)
@@ -265,7 +267,7 @@ def test_100_000_messages(server: ServeProcess, path: str) -> None:
 
 def exchange(server: ServeProcess, sent: bytes) -> bytes:
     """Everything that comes back for raw bytes until the connection is closed."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(sent)
         received = b""
         try:
@@ -274,6 +276,12 @@ def exchange(server: ServeProcess, sent: bytes) -> bytes:
         except ConnectionResetError:
             pass
         return received
+
+
+def at_once(server: ServeProcess, sent: Sequence[bytes]) -> list[bytes]:
+    """As `exchange`, on a connection each at the same time."""
+    with ThreadPoolExecutor(len(sent)) as pool:
+        return list(pool.map(lambda one: exchange(server, one), sent))
 
 
 def request(path: str, body: bytes, *headers: str) -> bytes:
@@ -345,16 +353,19 @@ def test_a_body_without_its_type(server: ServeProcess) -> None:
 
 def test_a_body_that_stalls(server: ServeProcess) -> None:
     body = valid(CHAT)
-    for sent in (b"", body[:1], body[:-1]):
-        received = exchange(server, request(CHAT, sent, f"content-length: {len(body)}"))
+    heads = [request(CHAT, sent, f"content-length: {len(body)}") for sent in (b"", body[:1], body[:-1])]
+    for received in at_once(server, heads):
         assert statuses(received) == [408]
         assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "body_timeout"
 
 
 def test_headers_that_stall(server: ServeProcess) -> None:
-    assert exchange(server, b"") == b""
-    assert statuses(exchange(server, b"POST /tokenize HTTP/1.1\r\nhost: x\r\n")) == [408]
-    assert statuses(exchange(server, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he")) == [200, 408]
+    sent = (
+        b"",
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he",
+    )
+    assert [statuses(received) for received in at_once(server, sent)] == [[], [408], [200, 408]]
 
 
 def test_many_slow_connections(server: ServeProcess) -> None:
@@ -365,7 +376,7 @@ def test_many_slow_connections(server: ServeProcess) -> None:
     def drip(number: int) -> None:
         whole = request(CHAT, valid(CHAT), f"content-length: {len(valid(CHAT))}")
         at = (number * 37) % (len(whole) - 200)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
             received = b""
             try:
                 connection.sendall(whole[:at])

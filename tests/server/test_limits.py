@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 from octavo import AsyncEngine
 from octavo.config import ServerConfig
 from octavo.server.body import FREE, Bodies
+from octavo.server.logs import LineWriter
 from support.serving import Served, serving
 from support.sizes import sized
 
@@ -227,3 +231,37 @@ def test_no_request_waits_for_a_disk_that_is_full(tiny_engine: AsyncEngine) -> N
     with serving(tiny_engine, request_log=Path("/dev/full")) as served, served.client() as client:
         for _ in range(3):
             assert client.post("/v1/completions", json={"model": "tiny", "prompt": "x"}).status_code == 200
+
+
+def test_a_log_that_nobody_reads_stops_nobody() -> None:
+    reader, pipe = os.pipe()
+    writer = LineWriter(pipe)
+    logger = logging.getLogger("test_limits")
+    logger.propagate = False
+    logger.addHandler(writer)
+    count = 3 * LineWriter.CAPACITY
+    for number in range(count):
+        logger.warning("line %d of a log that is longer than any pipe", number)
+    received = bytearray()
+
+    def read() -> None:
+        while piece := os.read(reader, 65536):
+            received.extend(piece)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    while b"could not be written" not in received:
+        logger.warning("last")
+    logger.removeHandler(writer)
+    while not writer._lines.empty():
+        pass
+    writer.close()
+    os.close(pipe)
+    thread.join(60)
+    os.close(reader)
+    lines = received.decode().splitlines()
+    dropped = sum(int(line.split()[0]) for line in lines if line.endswith("could not be written"))
+    kept = [line for line in lines if line.startswith("line")]
+    assert dropped > LineWriter.CAPACITY
+    assert len(kept) + dropped >= count
+    assert kept == [f"line {number} of a log that is longer than any pipe" for number in range(len(kept))]

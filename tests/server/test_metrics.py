@@ -156,6 +156,22 @@ def test_memory_by_state_and_format(served: Served) -> None:
     assert found["kv_cache_written_blocks_total"] == 2
 
 
+def test_formats_are_told_apart(tiny: Callable[[str], Path]) -> None:
+    engine = AsyncEngine(str(tiny("llama")), **{**SMALL, "kv_cache_dtype": "int8", "block_size": 32})
+    with serving(engine) as served:
+        with served.client() as client:
+            complete(client, list(range(100)))
+        found, stats = Scrape(served), served.ask(lambda engine: engine.stats())
+        blocks, sizes = (
+            found.by("kv_cache_format_blocks", "format"),
+            found.by("kv_cache_format_bytes", "format"),
+        )
+        assert blocks == stats.formats
+        assert blocks["int8"] > 0
+        assert sum(sizes.values()) == stats.bytes_cached
+    engine.close()
+
+
 class Streams:
     """Streams that are all left at once, wherever they are."""
 

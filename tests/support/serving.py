@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -86,18 +87,20 @@ class ServeProcess:
         self.port: int = listener.getsockname()[1]
         listener.close()
         command = [sys.executable, "-m", "octavo.cli", "serve", str(model), "--port", str(self.port), *flags]
+        self._out = tempfile.TemporaryFile()  # noqa: SIM115  (both are closed on exit)
+        self._err = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | (env or {})
+            command, stdout=self._out, stderr=self._err, env=os.environ | (env or {})
         )
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def wait_until_ready(self, attempts: int = 600) -> None:
+    def wait_until_ready(self, attempts: int = 6000) -> None:
         """Until `/health` answers 200. Raises if the process ends before."""
         for _ in range(attempts):
-            assert self.process.poll() is None, self.process.communicate()[1].decode()
+            assert self.process.poll() is None, self._written(self._err)
             try:
                 if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == 200:
                     return
@@ -110,10 +113,13 @@ class ServeProcess:
         """Send a signal."""
         self.process.send_signal(number)
 
-    def finish(self, timeout: float = 60) -> tuple[int, str, str]:
+    def finish(self, timeout: float = 300) -> tuple[int, str, str]:
         """Wait for the end: exit status, stdout, stderr."""
-        out, err = self.process.communicate(timeout=timeout)
-        return self.process.returncode, out.decode(), err.decode()
+        status = self.process.wait(timeout)
+        return status, self._written(self._out), self._written(self._err)
+
+    def _written(self, file: IO[bytes]) -> str:
+        return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()
 
     def stop(self) -> tuple[int, str, str]:
         """Ask it to end, and wait for it."""
@@ -126,4 +132,6 @@ class ServeProcess:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
+        self._out.close()
+        self._err.close()

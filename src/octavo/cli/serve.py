@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
+from contextlib import closing
 
 from fastapi import FastAPI
 
@@ -32,8 +33,7 @@ def run_server(engine_config: EngineConfig, config: ServerConfig) -> bool:
             f"tenant={engine_config.tenant!r} is never used where each key has a tenant of its own; leave it out",
             param="tenant",
         )
-    with bind(config.host, config.port) as listener:
-        log_to_stderr(config.log_json)
+    with bind(config.host, config.port) as listener, closing(log_to_stderr(config.log_json)):
         allow_connections(config.max_connections)
         engine = AsyncEngine(engine_config, notice=logger.info)
         try:

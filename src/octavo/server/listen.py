@@ -80,6 +80,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                timeout_keep_alive=max(1, round(config.body_timeout)),
             )
         )
         self._stopping = stopping

@@ -7,14 +7,17 @@ bugs. The route that answers adds to the entry of its own request by `note`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
 import re
-import sys
+import threading
 import time
 import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from octavo.server.state import ServerState
 
 logger = logging.getLogger("octavo.server")
+
+LOGGERS = ("octavo", "uvicorn")
 
 _SANE = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _RECEIPT = ("reused_tokens", "computed_tokens", "recomputed_tokens", "preemptions", "miss", "exact")
@@ -203,13 +208,59 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-def log_to_stderr(as_json: bool) -> None:
-    """Everything that Octavo and the HTTP server log goes to stderr, one line per record."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
+class LineWriter(logging.Handler):
+    """Writes records to the file descriptor `file`, a line each, in a thread of its own.
+
+    A terminal that is held, or a pipe that nobody reads, so stops no request. Of what cannot be written
+    `CAPACITY` lines wait; what comes after them is dropped and counted.
+    """
+
+    CAPACITY = 10_000
+
+    def __init__(self, file: int) -> None:
+        super().__init__()
+        self._file = file
+        self._lines: Queue[str | None] = Queue(self.CAPACITY)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name="octavo-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the record."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except Full:
+            self._dropped += 1
+
+    def close(self) -> None:
+        """Write what waits, for at most a second, and take no more. Idempotent."""
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self)
+        with contextlib.suppress(Full):
+            self._lines.put_nowait(None)
+        self._thread.join(1)
+        super().close()
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            if self._dropped:
+                dropped, self._dropped = self._dropped, 0
+                text = f"{dropped} lines of the log could not be written"
+                line += "\n" + self.format(
+                    logging.LogRecord("octavo", logging.WARNING, "", 0, text, None, None)
+                )
+            with contextlib.suppress(OSError):  # closed, or a full disk
+                os.write(self._file, (line + "\n").encode(errors="replace"))
+
+
+def log_to_stderr(as_json: bool) -> LineWriter:
+    """Everything that Octavo and the HTTP server log goes to stderr from now on, until the writer is closed."""
+    writer = LineWriter(2)  # not `sys.stderr`, whose lock would be held while a write waits
+    writer.setFormatter(
         JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    for name in ("octavo", "uvicorn"):
-        logging.getLogger(name).handlers[:] = [handler]
+    for name in LOGGERS:
+        logging.getLogger(name).handlers[:] = [writer]
     logging.getLogger("octavo").setLevel(logging.INFO)
+    return writer

@@ -3,6 +3,7 @@ steps, so that they are right at all times and agree with each other; latencies 
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -72,12 +73,15 @@ class Reading:
 
     totals: EngineTotals
     stats: EngineStats
-    format: str
+    format_bytes: Mapping[str, int]
 
     @classmethod
     def of(cls, engine: Engine) -> Reading:
         """Taken in the engine's thread."""
-        return cls(engine.totals(), engine.stats(), engine.layout.format)
+        sizes = Counts({engine.layout.format: 0})
+        for block in engine.cache.blocks:
+            sizes[block.format.name] += block.nbytes
+        return cls(engine.totals(), engine.stats(), sizes)
 
 
 class _ReadingCollector(Collector):
@@ -86,7 +90,7 @@ class _ReadingCollector(Collector):
     def __init__(self, reading: Reading, model: str) -> None:
         self._totals = reading.totals
         self._stats = reading.stats
-        self._formats = {reading.format: 0} | reading.stats.formats
+        self._format_bytes = reading.format_bytes
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
@@ -131,7 +135,6 @@ class _ReadingCollector(Collector):
 
     def _cache(self) -> Iterator[Metric]:
         s, t = self._stats, self._totals
-        used = s.bytes_total - s.bytes_free
         yield self._gauge(
             "kv_cache_usage_perc",
             "Share of the cache that running requests hold.",
@@ -141,10 +144,9 @@ class _ReadingCollector(Collector):
         yield self._gauges("kv_cache_bytes", "Bytes of the cache.", "state", states)
         yield self._gauge("kv_cache_pinned_bytes", "Bytes of pinned blocks.", s.bytes_pinned)
         yield self._gauges("kv_cache_blocks", "Blocks that hold something.", "state", s.blocks)
-        yield self._gauges("kv_cache_format_blocks", "Blocks that hold something.", "format", self._formats)
-        if len(self._formats) == 1:
-            sizes = dict.fromkeys(self._formats, used)
-            yield self._gauges("kv_cache_format_bytes", "Bytes of these blocks.", "format", sizes)
+        formats = dict.fromkeys(self._format_bytes, 0) | s.formats
+        yield self._gauges("kv_cache_format_blocks", "Blocks that hold something.", "format", formats)
+        yield self._gauges("kv_cache_format_bytes", "Bytes of these blocks.", "format", self._format_bytes)
         yield self._counter("kv_cache_written_blocks", "Blocks that were filled.", t.written_blocks)
         yield self._counters(
             "kv_cache_folded_blocks", "Cached blocks that were made smaller.", "format", t.folded_blocks
