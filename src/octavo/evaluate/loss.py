@@ -33,7 +33,8 @@ class Losses:
         targets = torch.tensor(following, dtype=torch.long)
         for first in range(0, len(following), _SLICE):
             rows = slice(first, min(first + _SLICE, len(following)))
-            truth, other = full[rows].log_softmax(-1), found[rows].log_softmax(-1)
+            truth = full[rows].log_softmax(-1)
+            other = truth if found is full else found[rows].log_softmax(-1)
             self.nll -= float(other.gather(1, targets[rows, None]).double().sum())
             # A token that cannot come has no part in the divergence, rather than 0 times infinity.
             apart = torch.where(truth.isneginf(), 0.0, truth - other)

@@ -67,9 +67,8 @@ class QualityProbe:
 
     def measure(self, layout: CacheLayout) -> Quality | None:
         """What `layout` costs, found now or earlier; None if no sequence is long enough to read a stored block."""
-        first = (
-            2 * layout.block_size
-        )  # the first block is never stored, and nobody reads the one it stands in so
+        # The first block is never stored, and a row reads the one it stands in as it was filled.
+        first = 2 * layout.block_size
         length = min(max(_LENGTH, 4 * layout.block_size), self._longest)
         if length <= first or not layout.is_stored:
             return None
@@ -80,7 +79,8 @@ class QualityProbe:
         try:
             return Quality(**kept.load())
         except TypeError:
-            quality = self._measure(layout, length, first)
+            logger.info("measuring, once, what a cache in %s costs this model", layout.format)
+        quality = self._measure(layout, length, first)
         kept.save(asdict(quality))
         return quality
 

@@ -130,14 +130,16 @@ def evaluate(
     max_rows = configs[0].max_num_batched_tokens
     plain = CacheLayout(layouts[0].groups, layouts[0].block_size, layouts[0].compute)
     runner = Runner(loaded, plain, max_rows=max_rows, max_len=longest)
-    full, *readings = (Reading(runner, layout, longest, max_rows) for layout in (plain, *layouts))
-    losses = measure_losses(full, readings, windows)
-    truth = losses[0].perplexity
+    smaller = [layout for layout in layouts if layout.format != plain.format]
+    readings = [Reading(runner, layout, longest, max_rows) for layout in (plain, *smaller)]
+    losses = measure_losses(readings[0], readings[1:], windows)
+    measured = {r.layout.format: (r, loss) for r, loss in zip(readings, losses, strict=True)}
     rows = []
-    for reading, loss in zip(readings, losses[1:], strict=True):
+    for reading, loss in (measured[layout.format] for layout in layouts):
         found = None if haystack is None else retrieved(reading, haystack)
         records = None if task is None else ask_records(reading, loaded.tokenizer, task)
-        rows.append(Row(reading.layout, loss, loss.perplexity / truth - 1, found, records))
+        change = loss.perplexity / losses[0].perplexity - 1
+        rows.append(Row(reading.layout, loss, change, found, records))
     name = "shipped" if text is None else str(text)
     return Evaluation(model, name, plain.format, plain.block_size, window, len(windows), tuple(rows))
 
