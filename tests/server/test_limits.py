@@ -16,7 +16,9 @@ import pytest
 
 from octavo import AsyncEngine
 from octavo.config import ServerConfig
+from octavo.errors import ConfigError
 from octavo.server.body import FREE, Bodies
+from octavo.server.listen import bind
 from octavo.server.logs import LineWriter
 from support.serving import Served, serving
 from support.sizes import sized
@@ -124,6 +126,15 @@ def test_a_body_is_read_to_its_end_after_it_was_refused(tiny_engine: AsyncEngine
             assert (found.status_code, found.json()["error"]["code"]) == (413, "body_too_large")
             assert client.post("/tokenize", json={"prompt": "a"}).status_code == 200
         assert len(served.server.server_state.connections) == 1
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0.0.0.0"])
+def test_a_name_is_listened_on_where_clients_look_for_it(host: str) -> None:
+    with bind(host, 0) as listener:
+        port = listener.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+        with pytest.raises(ConfigError, match=f"port {port}"):
+            bind(host, port)
 
 
 class Client:

@@ -33,9 +33,9 @@ GRACE_S = 3.0
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens, before there is anything to answer. Raises `ConfigError` if the port is taken."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # Of a name that means both, such as localhost, the address that every client tries.
+        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(
