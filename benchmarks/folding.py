@@ -134,30 +134,29 @@ def plot(runs: list[Run], sizes: Sizes, path: Path) -> None:
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.plot([r.again for r in runs], [100 * r.same for r in runs], "o-", color="#3b6ea5")
+    points: dict[tuple[int, float], list[str]] = {}
     for run in runs:
-        axes.annotate(
-            run.ladder.replace(",", " > ") or "off",
-            (run.again, 100 * run.same),
-            xytext=(6, 6),
-            textcoords="offset points",
-        )
+        points.setdefault((run.again, 100 * run.same), []).append(run.ladder or "off")
+    axes.plot(*zip(*points, strict=True), "o", color="#3b6ea5")
+    for point, ladders in points.items():
+        axes.annotate("\n".join(ladders), point, xytext=(8, -4), textcoords="offset points", va="top")
     axes.set_xlabel("prompt tokens computed again")
     axes.set_ylabel("% of an answer before it differs")
     axes.set_title(f"{sizes.conversations} conversations of {sizes.longest} tokens, room for {sizes.room}")
     axes.grid(alpha=0.3)
-    axes.margins(0.18)
+    axes.margins(0.25)
     figure.savefig(path, dpi=150)
 
 
 def main(
     model: str = "smollm2",
     dtype: str = "bfloat16",
+    room: Annotated[int, typer.Option(help="Conversations that the arena holds.")] = Sizes.room,
     quick: Annotated[bool, typer.Option("--quick")] = False,
     picture: Annotated[Path | None, typer.Option("--plot")] = None,
 ) -> None:
     """Measure every ladder on MODEL; draw the trade-off where `--plot` says."""
-    sizes = QUICK if quick else Sizes()
+    sizes = QUICK if quick else Sizes(room=room)
     runs = measure(model, dtype, sizes)
     for run in runs:
         print(
