@@ -140,7 +140,7 @@ def evaluate(
         records = None if task is None else ask_records(reading, loaded.tokenizer, task)
         change = loss.perplexity / losses[0].perplexity - 1
         rows.append(Row(reading.layout, loss, change, found, records))
-    name = "shipped" if text is None else str(text)
+    name = "shipped" if text is None else text.name
     return Evaluation(model, name, plain.format, plain.block_size, window, len(windows), tuple(rows))
 
 
