@@ -103,7 +103,9 @@ def parse_quality_floor(value: object) -> float:
     if value == "default":
         return DEFAULT_QUALITY_FLOOR
     try:
-        floor = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+        floor = (
+            math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+        )
     except (ValueError, OverflowError):
         floor = math.nan
     if not 0 < floor <= 1:
