@@ -258,7 +258,8 @@ def test_narrow_pages_do_not_scroll_sideways(browser: Any, served: Served, width
     settle(page, served)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     page.locator("#map").tap(position={"x": 5, "y": 5})
-    assert "of its sequence" in page.locator("#inspector").inner_text()
+    said = page.locator("#inspector").inner_text()
+    assert "of its sequence" in said or "holds nothing" in said  # whichever the first place of the arena has
     assert page.evaluate("document.documentElement.scrollWidth") == width
     tab.close()
 
