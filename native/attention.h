@@ -9,6 +9,8 @@
 
 #include <omp.h>
 
+#include <atomic>
+
 #include "stored_span.h"
 
 namespace octavo {
@@ -23,9 +25,9 @@ struct Worker {
 
 template <class T, int R>
 inline void partials_of(const AttentionArgs& args, const AttentionPlan& plan, SpanReader<T>& span, const Tile<T>& tile,
-                        SpanScratch& scratch) {
+                        SpanScratch& scratch, Ahead<T>& ahead, bool fetched) {
   if (plan.stored)
-    stored_partial<T, R>(args, span, tile, scratch);
+    stored_partial<T, R>(args, span, tile, scratch, ahead, fetched);
   else
     span_partial<T, R>(args, span, tile, scratch);
 }
@@ -52,6 +54,7 @@ void fold_item(const AttentionArgs& args, const AttentionPlan& plan, const FoldI
     }
   };
   Tile<T> tile;
+  Ahead<T> nothing;
   for (int first = 0; first < count; first += kTileRows) {
     fill(tile, first);
     interleave(tile, dim);
@@ -64,7 +67,7 @@ void fold_item(const AttentionArgs& args, const AttentionPlan& plan, const FoldI
     for (int first = 0; first < count; first += kTileRows) {
       fill(tile, first);
       with_rows(tile.rows, [&](auto rows) {
-        partials_of<T, decltype(rows)::value>(args, plan, span, tile, worker.scratch);
+        partials_of<T, decltype(rows)::value>(args, plan, span, tile, worker.scratch, nothing, false);
       });
       for (int r = 0; r < tile.rows; ++r)
         merge(Partial{states + (first + r) * size}, tile.partial[r], dim);
@@ -79,7 +82,7 @@ void fold_item(const AttentionArgs& args, const AttentionPlan& plan, const FoldI
 
 template <class T>
 void span_item(const AttentionArgs& args, const AttentionPlan& plan, const SpanItem& item, int kv_head,
-               float* partials, Worker& worker) {
+               float* partials, Worker& worker, Ahead<T>& ahead, bool fetched) {
   const int dim = args.cache.head_dim, group = args.q_heads / args.cache.kv_heads;
   const int64_t size = Partial::floats(dim);
   SpanReader<T> span(args, plan, plan.segments[item.segment], item.span, kv_head, item.own);
@@ -97,8 +100,30 @@ void span_item(const AttentionArgs& args, const AttentionPlan& plan, const SpanI
     }
     interleave(tile, dim);
     with_rows(tile.rows, [&](auto rows) {
-      partials_of<T, decltype(rows)::value>(args, plan, span, tile, worker.scratch);
+      partials_of<T, decltype(rows)::value>(args, plan, span, tile, worker.scratch, ahead, fetched);
     });
+  }
+}
+
+// The span items, shared among the threads as they come. Where there are many, a thread takes all heads of a span and
+// knows one in advance what it takes next; where there are few, each head is taken by itself.
+template <class T>
+void span_items(const AttentionArgs& args, const AttentionPlan& plan, std::atomic<int64_t>& taken, int threads,
+                float* partials, Worker& worker) {
+  const int heads = args.cache.kv_heads;
+  const bool many = int64_t(plan.spans.size()) >= 16 * threads;
+  const int run = many ? heads : 1;
+  const int64_t runs = int64_t(plan.spans.size()) * heads / run;
+  Ahead<T> ahead;
+  bool fetched = false;
+  for (int64_t mine = taken++, next; mine < runs; mine = next) {
+    if (many) next = taken++;
+    const bool follows = many && plan.stored && next < runs;
+    if (follows) ahead = Ahead<T>(args, plan, plan.spans[next]);
+    for (int64_t i = mine * run; i < (mine + 1) * run; ++i)
+      span_item<T>(args, plan, plan.spans[i / heads], int(i % heads), partials, worker, ahead, fetched);
+    if (!many) next = taken++;
+    fetched = follows;
   }
 }
 
@@ -119,8 +144,9 @@ void attention(const AttentionArgs& args, const AttentionPlan& plan, int threads
   const int heads = args.cache.kv_heads;
   const size_t needed = size_t(plan.partials) * args.q_heads * Partial::floats(args.cache.head_dim);
   float* partials = shared.reserve(needed);
-  const int64_t folds = int64_t(plan.folds.size()) * heads, spans = int64_t(plan.spans.size()) * heads;
+  const int64_t folds = int64_t(plan.folds.size()) * heads;
   const int64_t merges = int64_t(plan.merges.size()) * args.q_heads;
+  std::atomic<int64_t> taken = 0;
 #pragma omp parallel num_threads(threads)
   {
     static thread_local Worker worker;
@@ -128,9 +154,8 @@ void attention(const AttentionArgs& args, const AttentionPlan& plan, int threads
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t i = 0; i < folds; ++i)
       fold_item<T>(args, plan, plan.folds[plan.folds.size() - 1 - i / heads], int(i % heads), worker);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < spans; ++i)
-      span_item<T>(args, plan, plan.spans[i / heads], int(i % heads), partials, worker);
+    span_items<T>(args, plan, taken, threads, partials, worker);
+#pragma omp barrier
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < merges; ++i)
       merge_row<T>(args, plan.merges[i / args.q_heads], int(i % args.q_heads), partials, worker);

@@ -41,7 +41,7 @@ std::vector<Kernels> supported() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     all.push_back(avx512_kernels());
-    if (__builtin_cpu_supports("avx512bf16")) all.push_back(avx512bf16_kernels());
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) all.push_back(avx512bf16_kernels());
   }
 #endif
   return all;

@@ -8,8 +8,9 @@
 // x = scale * (code + zero), scale in bf16, zero in sixteenths as int16. fp8 (e4m3) has one float32 scale for all keys
 // of the block's head and one for all values, and no zero.
 //
-// Codes are small whole numbers (or e4m3 values), which bf16 holds exactly, so they meet queries and weights as pairs of
-// bf16; scales are multiplied into the query, or the weights, before.
+// Scales are multiplied into the query, or the weights, before these meet codes. Codes of 4 and 2 bits and e4m3 values
+// are numbers that bf16 holds exactly, and are read as pairs of bf16. Codes of 8 bits are read as 16-bit integers: the
+// row is rounded to such integers too, 32767 of them to its largest, and the sum of the products is exact.
 #pragma once
 
 #include <algorithm>
@@ -108,27 +109,6 @@ struct Codes<Format::kFp8> {
   static U pair(U x) { return pair_of(e4m3(and_words(x, set1_word(0xff))), e4m3(shift_right<8>(x))); }
 };
 
-template <>
-struct Codes<Format::kInt8> {
-  static constexpr int kUnits = 1;
-#if defined(__AVX512BF16__)
-  static U load(const char* p) {
-    const auto half = [p](int i) {
-      return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + i)));
-    };
-    return (__m512i)_mm512_cvtne2ps_pbh(half(1), half(0));
-  }
-  template <int S>
-  static U pair(U x) { return x; }
-#else
-  static U load(const char* p) { return load_halves(p); }
-  template <int S>
-  static U pair(U x) {
-    return pair_of(to_float(shift_signed<24>(shift_left<24>(x))), to_float(shift_signed<24>(shift_left<16>(x))));
-  }
-#endif
-};
-
 // The bits of a whole number from -8 to 7 as bf16.
 constexpr uint16_t small_bf16(int x) {
   const int size = x < 0 ? -x : x;
@@ -170,12 +150,67 @@ struct Codes<Format::kInt4> : SmallCodes<4> {};
 template <>
 struct Codes<Format::kInt2> : SmallCodes<2> {};
 
+template <>
+struct Codes<Format::kInt8> {
+  static constexpr int kUnits = 1;
+  static U load(const char* p) { return load_bytes(p); }
+  template <int S>
+  static U pair(U x) { return x; }
+};
+
+// How a row of numbers (a query, or weights) meets codes: as numbers of the compute type.
+template <class T, Format>
+struct RowOf {
+  using Value = T;
+  using Sum = F;
+  // Writes `count` numbers, a multiple of W, in the form they meet codes in. Returns the unit that sums are in.
+  static float put(T* row, const float* x, int count) {
+    for (int i = 0; i < count; i += W) Elem<T>::store(row + i, load(x + i));
+    return 1.0f;
+  }
+  static F begin(F x) { return x; }
+  static F step(F acc, const T* pair, U codes) { return Elem<T>::step_pair(acc, pair, codes); }
+  static F end(F acc, float, F) { return acc; }
+};
+
+// As 16-bit integers. The sum of 512 products, which is the most there are, is below 2^31.
+template <class T>
+struct RowOf<T, Format::kInt8> {
+  using Value = int16_t;
+  using Sum = I;
+  static float put(int16_t* row, const float* x, int count) {
+    F most = zero();
+    for (int i = 0; i < count; i += W) most = max(most, abs(load(x + i)));
+    const float top = reduce_max(most);
+    const F inverse = set1(top > kLeast ? 32767.0f / top : 0.0f);
+    for (int i = 0; i < count; i += W) store_integers(row + i, mul(load(x + i), inverse));
+    return top * (1.0f / 32767.0f);
+  }
+  static constexpr float kLeast = 1e-30f;  // its inverse is still finite
+  static I begin(F) { return I{}; }
+  static I step(I acc, const int16_t* pair, U codes) {
+    uint32_t word;
+    std::memcpy(&word, pair, sizeof word);
+    return dot_integers(acc, set1_word(word), codes);
+  }
+  static F end(I acc, float unit, F x) { return fma(to_float(acc), set1(unit), x); }
+};
+
+// With few rows the memory is what one waits for.
+template <int R>
+constexpr bool kWaits = R * 2 <= kTileRows;
+
 // acc[r][v] += pairs of row r (at row(r) + 2 * step) times codes, whose `NV` vectors lie W * 2 bytes from each other at
-// codes(v) + unit * stride. Steps run upwards for every element.
+// codes(v) + unit * stride. Steps run upwards for every element. As many bytes as are read are fetched from `ahead` on.
 template <class T, Format F8, int R, int NV, class Row, class At>
-[[gnu::always_inline]] inline void mma_codes(F (&acc)[R][NV], const Row& row, const At& at, int64_t stride, int units) {
+[[gnu::always_inline]] inline void mma_codes(typename RowOf<T, F8>::Sum (&acc)[R][NV], const Row& row, const At& at,
+                                             int64_t stride, int units, const char* ahead) {
   using C = Codes<F8>;
   for (int u = 0; u < units; ++u) {
+    if constexpr (kWaits<R>) {
+      constexpr int kBytes = NV * W * 2;
+      for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead + u * kBytes + i, 0, 2);
+    }
     U raw[NV];
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) raw[v] = C::load(at(v) + u * stride);
@@ -185,9 +220,9 @@ template <class T, Format F8, int R, int NV, class Row, class At>
       for (int v = 0; v < NV; ++v) column[v] = C::template pair<decltype(s)::value>(raw[v]);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const T* pair = row(r) + 2 * (u * C::kUnits + decltype(s)::value);
+        const auto* pair = row(r) + 2 * (u * C::kUnits + decltype(s)::value);
 #pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v) acc[r][v] = Elem<T>::step_pair(acc[r][v], pair, column[v]);
+        for (int v = 0; v < NV; ++v) acc[r][v] = RowOf<T, F8>::step(acc[r][v], pair, column[v]);
       }
     };
     step(std::integral_constant<int, 0>{});

@@ -5,54 +5,60 @@
 // into one number per row that is added to every dimension at the end.
 #pragma once
 
-#include "span.h"
+#include "ahead.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr int kAhead = 3;  // blocks fetched before they are read
+constexpr int kBlocksAhead = 3;  // fetched before they are read, where nobody has fetched them before
 
 struct StoredScratch {
+  static constexpr int kWidth = kMaxHeadDim + W;
   Scales keys;
-  alignas(64) float wide[kTileRows][kMaxHeadDim + W];   // q
-  alignas(64) float query[kTileRows][kMaxHeadDim + W];  // as T: q times the scales of one block
+  alignas(64) float query[kTileRows][kWidth];
+  alignas(64) float scaled[kWidth];                     // one row's query times the scales of one block
+  alignas(64) float row[kTileRows][kWidth];             // rows as they meet the codes of one block
   alignas(64) float gain[kSpan], shift[kSpan];          // scale of each position's values, and scale times zero
+
+  template <class Value>
+  Value* row_of(int r) { return reinterpret_cast<Value*>(row[r]); }
 };
 
 // Scores of the tile against one block of stored keys, which are its positions [at, at + block_size) of the span.
 template <class T, Format F8, int R>
 inline void stored_scores(const SpanReader<T>& span, const char* head, const char* meta, int at, SpanScratch& scratch,
-                          StoredScratch& stored) {
+                          StoredScratch& stored, const char* ahead) {
+  using Row = RowOf<T, F8>;
   const int dim = span.dim(), block = span.block_size();
-  T* query = reinterpret_cast<T*>(stored.query);
-  constexpr int kStride = (kMaxHeadDim + W) * sizeof(float) / sizeof(T);
   read_scales(F8, meta, dim, stored.keys.scale, stored.keys.shift);
   F start[R];
+  float unit[R];
   for (int r = 0; r < R; ++r) {
     F offset = zero();
     for (int i = 0; i < padded_dim(dim); i += W) {
-      const F q = load(stored.wide[r] + i);
+      const F q = load(stored.query[r] + i);
       offset = fma(q, load(stored.keys.shift + i), offset);
-      Elem<T>::store(query + r * kStride + i, mul(q, load(stored.keys.scale + i)));
+      store(stored.scaled + i, mul(q, load(stored.keys.scale + i)));
     }
     start[r] = set1(reduce_add(offset));
+    unit[r] = Row::put(stored.template row_of<typename Row::Value>(r), stored.scaled, padded_dim(dim));
   }
-  const auto row = [query](int r) { return query + r * kStride; };
   constexpr int kStep = kStoredPanel * 2;  // bytes of one unit of a panel
   const int units = dim / (2 * Codes<F8>::kUnits);
   const int64_t panel = int64_t(units) * kStep;
   const auto panels = [&](auto count, int p) {
     constexpr int NV = decltype(count)::value * kStoredPanel / W;
     const char* codes = head + p / kStoredPanel * panel;
-    F acc[R][NV];
+    typename Row::Sum acc[R][NV];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < NV; ++v) acc[r][v] = start[r];
-    mma_codes<T, F8>(acc, row, [&](int v) { return codes + v * W / kStoredPanel * panel + v * W % kStoredPanel * 2; },
-                     kStep, units);
+      for (int v = 0; v < NV; ++v) acc[r][v] = Row::begin(start[r]);
+    mma_codes<T, F8>(acc, [&](int r) { return stored.template row_of<typename Row::Value>(r); },
+                     [&](int v) { return codes + v * W / kStoredPanel * panel + v * W % kStoredPanel * 2; }, kStep, units,
+                     ahead + p / kStoredPanel * panel);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < NV; ++v) store(scratch.score[r] + at + p + v * W, acc[r][v]);
+      for (int v = 0; v < NV; ++v) store(scratch.score[r] + at + p + v * W, Row::end(acc[r][v], unit[r], start[r]));
   };
   if (block >= 2 * kStoredPanel)
     for (int p = 0; p < block; p += 2 * kStoredPanel) panels(std::integral_constant<int, 2>{}, p);
@@ -82,50 +88,62 @@ inline void computed_scores(const SpanReader<T>& span, const Tile<T>& tile, cons
 
 // acc[r] += weights times one block of stored values, NV vectors of dimensions from `vector` on.
 template <class T, Format F8, int R, int NV>
-inline void weigh_codes(const SpanReader<T>& span, const Tile<T>& tile, const T* weight, const char* codes, int vector) {
-  F acc[R][NV];
+inline void weigh_codes(const SpanReader<T>& span, const Tile<T>& tile, StoredScratch& stored, const float (&unit)[R],
+                        const char* codes, int vector, const char* ahead) {
+  using Row = RowOf<T, F8>;
+  const int units = span.block_size() / (2 * Codes<F8>::kUnits);
+  const auto at = [&](int r, int v) { return tile.partial[r].acc() + (vector + v) * W; };
+  typename Row::Sum acc[R][NV];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < NV; ++v) acc[r][v] = load(tile.partial[r].acc() + (vector + v) * W);
-  mma_codes<T, F8>(acc, [weight](int r) { return weight + r * kSpan; },
+    for (int v = 0; v < NV; ++v) acc[r][v] = Row::begin(load(at(r, v)));
+  mma_codes<T, F8>(acc, [&](int r) { return stored.template row_of<typename Row::Value>(r); },
                    [&](int v) { return codes + (vector + v) * W * 2; }, int64_t(span.dim()) * 2,
-                   span.block_size() / (2 * Codes<F8>::kUnits));
+                   units, ahead + int64_t(vector) * W * 2 * units);
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < NV; ++v) store(tile.partial[r].acc() + (vector + v) * W, acc[r][v]);
+    for (int v = 0; v < NV; ++v) store(at(r, v), Row::end(acc[r][v], unit[r], load(at(r, v))));
 }
 
+// The same for all dimensions. `weight[r]` holds the block's weights.
 template <class T, Format F8, int R>
-inline void stored_values(const SpanReader<T>& span, const Tile<T>& tile, const T* weight, const char* codes) {
+inline void stored_values(const SpanReader<T>& span, const Tile<T>& tile, const float (*weight)[kSpan], int at,
+                          StoredScratch& stored, const char* codes, const char* ahead) {
+  using Row = RowOf<T, F8>;
+  float unit[R];
+  for (int r = 0; r < R; ++r)
+    unit[r] = Row::put(stored.template row_of<typename Row::Value>(r), weight[r] + at, span.block_size());
   constexpr int kWide = std::max(1, std::min(4, kAccumulators / R));
   const int vectors = padded_dim(span.dim()) / W;
   int v = 0;
   if constexpr (kWide >= 4)
-    for (; v + 4 <= vectors; v += 4) weigh_codes<T, F8, R, 4>(span, tile, weight, codes, v);
+    for (; v + 4 <= vectors; v += 4) weigh_codes<T, F8, R, 4>(span, tile, stored, unit, codes, v, ahead);
   if constexpr (kWide >= 2)
-    for (; v + 2 <= vectors; v += 2) weigh_codes<T, F8, R, 2>(span, tile, weight, codes, v);
-  for (; v < vectors; ++v) weigh_codes<T, F8, R, 1>(span, tile, weight, codes, v);
+    for (; v + 2 <= vectors; v += 2) weigh_codes<T, F8, R, 2>(span, tile, stored, unit, codes, v, ahead);
+  for (; v < vectors; ++v) weigh_codes<T, F8, R, 1>(span, tile, stored, unit, codes, v, ahead);
 }
 
-// One row's scores to weights as `soften` makes them, each times the scale of its position's values; positions in
-// [from, to) that the row does not see get 0. Returns the part that the values' zeros give to every dimension.
-template <class T>
-inline float soften_scaled(float* score, T* weight, int low, int high, int from, int to, const AttentionArgs& args,
+// One row's scores to weights as `soften` makes them, in place, each times the scale of its position's values;
+// positions in [from, to) that the row does not see get 0. Returns the part that the values' zeros give to every
+// dimension.
+inline float soften_scaled(float* score, int low, int high, int from, int to, const AttentionArgs& args,
                            const StoredScratch& stored, const Partial& out) {
   const Softness soft(score, low, high, from, to, args.scale, args.softcap, out);
   F sum = zero(), offset = zero();
   for (int p = from; p < to; p += W) {
     const F e = soft.weight(score, p);
     sum = add(sum, e);
-    Elem<T>::store(weight + p, mul(e, load(stored.gain + p)));
+    store(score + p, mul(e, load(stored.gain + p)));
     offset = fma(e, load(stored.shift + p), offset);
   }
   out.sum() = reduce_add(sum);
   return reduce_add(offset);
 }
 
+// `ahead` is fetched meanwhile; `fetched` says that somebody has fetched this span so.
 template <class T, int R>
-inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const Tile<T>& tile, SpanScratch& scratch) {
+inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const Tile<T>& tile, SpanScratch& scratch,
+                           Ahead<T>& ahead, bool fetched) {
   static thread_local StoredScratch stored;
   const int dim = args.cache.head_dim, block = span.block_size();
   int low[R], high[R];
@@ -134,23 +152,30 @@ inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const
   if (from >= to) return;
   span.limit(from, to);
   for (int r = 0; r < R; ++r) {
-    for (int i = 0; i < dim; ++i) stored.wide[r][i] = Elem<T>::widen(tile.q[r][i]);
-    std::fill(stored.wide[r] + dim, stored.wide[r] + padded_dim(dim), 0.0f);
+    for (int i = 0; i < dim; ++i) stored.query[r][i] = Elem<T>::widen(tile.q[r][i]);
+    std::fill(stored.query[r] + dim, stored.query[r] + padded_dim(dim), 0.0f);
   }
   std::fill(stored.keys.scale + dim, stored.keys.scale + padded_dim(dim), 0.0f);
   std::fill(stored.keys.shift + dim, stored.keys.shift + padded_dim(dim), 0.0f);
-  // With few rows the memory is what one waits for.
-  constexpr bool kFetch = R * 2 <= kTileRows;
-  if (kFetch)
-    for (int b = span.low_block(); b < std::min(span.low_block() + kAhead, span.high_block() + 1); ++b)
-      prefetch(span.stored(b).keys(), span.stored(b).bytes());
+  const auto fetch = [&](int b) {
+    if (kWaits<R> && !fetched && b <= span.high_block()) prefetch(span.stored(b).keys(), span.stored(b).bytes());
+  };
+  // What the pass over `codes` bytes will not fetch by itself is fetched at once.
+  const auto share = [&](int64_t codes) -> const char* {
+    if (!kWaits<R>) return nullptr;
+    const auto [at, bytes] = ahead.take(reinterpret_cast<const char*>(stored.row));
+    if (bytes > codes) prefetch(at + codes, bytes - codes);
+    return at;
+  };
+  for (int b = 0; b < kBlocksAhead; ++b) fetch(span.low_block() + b);
   for (int b = span.low_block(); b <= span.high_block(); ++b) {
-    if (kFetch && b + kAhead <= span.high_block()) prefetch(span.stored(b + kAhead).keys(), span.stored(b + kAhead).bytes());
+    fetch(b + kBlocksAhead);
     const StoredBlock& one = span.stored(b);
     const int at = b * block - span.first();
+    const char* next = share(one.key() == Format::kCompute ? 0 : one.values() - one.keys());
     if (one.key() == Format::kCompute) computed_scores<T, R>(span, tile, one.keys(), at, to, scratch);
     with_format(one.key(), [&](auto f) {
-      stored_scores<T, decltype(f)::value, R>(span, one.keys(), one.key_scales(), at, scratch, stored);
+      stored_scores<T, decltype(f)::value, R>(span, one.keys(), one.key_scales(), at, scratch, stored, next);
     });
     if (one.value() == Format::kCompute) {
       std::fill(stored.gain + at, stored.gain + at + block, 1.0f);
@@ -161,20 +186,25 @@ inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const
     });
   }
   const int start = span.low_block() * block - span.first();
-  const int end = std::min((to + W - 1) / W * W, (span.high_block() + 1) * block - span.first());
-  T* weight = reinterpret_cast<T*>(scratch.weight);
+  const int end = (span.high_block() + 1) * block - span.first();
   float offset[R];
   for (int r = 0; r < R; ++r)
-    offset[r] = low[r] < high[r] ? soften_scaled(scratch.score[r], weight + r * kSpan, low[r], high[r], start, end, args,
-                                                 stored, tile.partial[r])
-                                 : 0.0f;
+    offset[r] = low[r] < high[r]
+                    ? soften_scaled(scratch.score[r], low[r], high[r], start, end, args, stored, tile.partial[r])
+                    : 0.0f;
   for (int b = span.low_block(); b <= span.high_block(); ++b) {
     const StoredBlock& one = span.stored(b);
     const int at = b * block - span.first();
-    if (one.value() == Format::kCompute)
-      weigh_range<T, R>(span, tile, weight, dim, low, high, at, std::min(at + block, to));
+    const char* next = share(one.value() == Format::kCompute ? 0 : one.key_scales() - one.values());
+    if (one.value() == Format::kCompute) {
+      T* weight = reinterpret_cast<T*>(scratch.weight);
+      const int past = std::min(at + block, to);
+      for (int r = 0; r < R; ++r)
+        for (int p = at; p < past; p += W) Elem<T>::store(weight + r * kSpan + p, load(scratch.score[r] + p));
+      weigh_range<T, R>(span, tile, weight, dim, low, high, at, past);
+    }
     with_format(one.value(), [&](auto f) {
-      stored_values<T, decltype(f)::value, R>(span, tile, weight + at, one.values());
+      stored_values<T, decltype(f)::value, R>(span, tile, scratch.score, at, stored, one.values(), next);
     });
   }
   for (int r = 0; r < R; ++r)

@@ -76,6 +76,23 @@ inline U load_halves(const void* p) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
 }
 
+// W pairs of 16-bit integers, from bytes in pairs.
+inline U load_bytes(const void* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+// W sums of integers. With the type that says so GCC keeps many of them in registers; as `U` it copies them about.
+typedef int32_t I __attribute__((vector_size(64)));
+inline F to_float(I a) { return _mm512_cvtepi32_ps((U)a); }
+// acc + a * b, summed over each pair of 16-bit integers.
+#if defined(__AVX512VNNI__)
+inline I dot_integers(I acc, U a, U b) { return (I)_mm512_dpwssd_epi32((U)acc, a, b); }
+#else
+inline I dot_integers(I acc, U a, U b) { return acc + (I)_mm512_madd_epi16(a, b); }
+#endif
+inline void store_integers(int16_t* p, F x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
+}
+
 // W lanes put together from pieces of P 32-bit words.
 template <int P>
 inline U load_pieces(const char* const* piece, int64_t bytes) {
@@ -161,6 +178,15 @@ inline U as_words(F a) { return _mm256_castps_si256(a); }
 inline U load_halves(const void* p) {
   return _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
 }
+inline U load_bytes(const void* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+typedef int32_t I __attribute__((vector_size(32)));
+inline F to_float(I a) { return _mm256_cvtepi32_ps((U)a); }
+inline I dot_integers(I acc, U a, U b) { return acc + (I)_mm256_madd_epi16(a, b); }
+inline void store_integers(int16_t* p, F x) {
+  const U n = _mm256_cvtps_epi32(x);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1)));
+}
 
 template <int P>
 inline U load_pieces(const char* const* piece, int64_t bytes) {
@@ -229,13 +255,25 @@ inline U sub_words(U a, U b) { return a - b; }
 template <int N> inline U shift_left(U a) { return a << N; }
 template <int N> inline U shift_right(U a) { return a >> N; }
 template <int N> inline U shift_signed(U a) { return (U)((I)a >> N); }
-inline F to_float(U a) { return __builtin_convertvector((I)a, F); }
+inline F to_float(I a) { return __builtin_convertvector(a, F); }
+inline F to_float(U a) { return to_float((I)a); }
 inline F as_float(U a) { return (F)a; }
 inline U as_words(F a) { return (U)a; }
 inline U load_halves(const void* p) {
   uint16_t x[W];
   std::memcpy(x, p, sizeof x);
   return U{x[0], x[1], x[2], x[3]};
+}
+inline U load_bytes(const void* p) {
+  const U x = load_halves(p);
+  return ((U)((I)(x << 24) >> 24) & 0xffffu) | ((U)((I)(x << 16) >> 24) << 16);
+}
+inline I dot_integers(I acc, U a, U b) {
+  return acc + ((I)(a << 16) >> 16) * ((I)(b << 16) >> 16) + ((I)a >> 16) * ((I)b >> 16);
+}
+inline void store_integers(int16_t* p, F x) {
+  x = round(x);
+  for (int i = 0; i < W; ++i) p[i] = static_cast<int16_t>(x[i]);
 }
 template <int P>
 inline U load_pieces(const char* const* piece, int64_t bytes) { return load_words(piece[0] + bytes); }
@@ -321,6 +359,8 @@ inline float reduce_max(F x) {
   return m;
 }
 #endif
+
+inline F abs(F x) { return as_float(and_words(as_words(x), set1_word(0x7fffffff))); }
 
 // exp(x), about 1 ulp; x is clamped to where the result is a normal number. exp(0) is exactly 1.
 inline F exp(F x) {
