@@ -91,6 +91,15 @@ def aborted(served: Served, reason: str) -> float:
     return float(found[1])
 
 
+def answered(served: Served) -> float:
+    with served.client() as client:
+        text = client.get("/metrics").text
+    return sum(
+        float(count)
+        for count in re.findall(r'^octavo:http_requests_total{.*"/v1/completions".*} (.+)$', text, re.MULTILINE)
+    )
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_hangs_up_ends_its_request(served: Served, streams: bool) -> None:
     before = totals(served)
@@ -104,6 +113,16 @@ def test_a_client_that_hangs_up_ends_its_request(served: Served, streams: bool) 
     assert (after.cancelled, after.finished) == (before.cancelled + 1, before.finished)
     assert after.generated_tokens < before.generated_tokens + 1000
     wait_until(lambda: aborted(served, "disconnect") == 1)
+
+
+def test_a_client_that_leaves_with_the_whole_answer_has_not_hung_up(served: Served) -> None:
+    for _ in range(20):
+        connection, data = send(served, {**SHORT, "stream": True}), b""
+        while b"[DONE]" not in data:
+            data += connection.recv(1 << 16)
+        connection.close()
+    wait_until(lambda: answered(served) == 20)
+    assert aborted(served, "disconnect") == 0
 
 
 @pytest.mark.parametrize("streams", [True, False])

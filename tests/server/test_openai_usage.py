@@ -34,5 +34,8 @@ def test_every_chunk_has_the_usage_so_far(served: Served, path: str, asked: dict
     assert counted == sorted(counted)
     assert 0 < counted[0] < counted[-1] == 300 * asked.get("n", 1)
     assert {chunk["usage"]["prompt_tokens"] for chunk in found} == {found[-1]["octavo"]["prompt_tokens"]}
-    for chunk in chunks(served, path, {**asked, "stream_options": {"continuous_usage_stats": True}}):
-        assert "usage" not in chunk
+    with served.client() as client:
+        alone = {**asked, "stream": True, "stream_options": {"continuous_usage_stats": True}}
+        refused = client.post(path, json={"model": "tiny", **alone})
+    assert refused.status_code == 400
+    assert "include_usage" in refused.json()["error"]["message"]

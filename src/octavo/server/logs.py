@@ -38,14 +38,19 @@ _RECEIPT = ("reused_tokens", "computed_tokens", "recomputed_tokens", "preemption
 
 @dataclass
 class Entry:
-    """What is known of one HTTP request; once it has `begun` it is the engine's, and `outputs` has what came of it."""
+    """What is known of one HTTP request: how many requests of the engine have `begun` for it, and their `outputs`."""
 
     request_id: str = ""
-    begun: bool = False
+    begun: int = 0
     label: str | None = None
     user: str | None = None
     aborted: str | None = None
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the engine has finished all that began."""
+        return 0 < self.begun == sum(output.finished for output in self.outputs.values())
 
 
 _entry: ContextVar[Entry] = ContextVar("entry")
@@ -55,7 +60,7 @@ def begin(label: str | None = None) -> None:
     """The request that is being answered is handed to the engine, under this label."""
     entry = _entry.get(None)
     if entry is not None:
-        entry.begun, entry.label = True, label
+        entry.begun, entry.label = entry.begun + 1, label
 
 
 def note(output: RequestOutput) -> None:
@@ -125,6 +130,9 @@ class Watch:
     def _ended(self, scope: Scope, entry: Entry, sender: _Sender, seconds: float) -> None:
         if not sender.complete:
             entry.aborted = entry.aborted or "disconnect"
+        if entry.aborted == "disconnect" and entry.answered:
+            # Many a client closes when it has read the last event, before the response's own end.
+            entry.aborted = None
         status = 499 if entry.aborted == "disconnect" or sender.status is None else sender.status
         route = getattr(scope.get("route"), "path", "other")
         self._state.metrics.answered(route, scope["method"], status, seconds)

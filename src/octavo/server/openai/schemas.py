@@ -42,6 +42,12 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] | None = None
 
+    @model_validator(mode="after")
+    def _check(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats needs include_usage: true")
+        return self
+
 
 class JsonSchema(Strict):
     """A JSON schema that an answer must match; it is enforced whether or not it is `strict`."""
@@ -173,7 +179,7 @@ class Generation(Strict):
     def counts_on(self) -> bool:
         """Whether every chunk says what the usage is so far."""
         options = self.stream_options
-        return options is not None and options.include_usage and options.continuous_usage_stats
+        return options is not None and options.continuous_usage_stats
 
 
 class FunctionDefinition(Strict):
