@@ -96,7 +96,9 @@ def answered(served: Served) -> float:
         text = client.get("/metrics").text
     return sum(
         float(count)
-        for count in re.findall(r'^octavo:http_requests_total{.*"/v1/completions".*} (.+)$', text, re.MULTILINE)
+        for count in re.findall(
+            r'^octavo:http_requests_total{.*"/v1/completions".*} (.+)$', text, re.MULTILINE
+        )
     )
 
 
