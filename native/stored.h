@@ -11,6 +11,9 @@
 // Scales are multiplied into the query, or the weights, before these meet codes. Codes of 4 and 2 bits and e4m3 values
 // are numbers that bf16 holds exactly, and are read as pairs of bf16. Codes of 8 bits are read as 16-bit integers: the
 // row is rounded to such integers too, 32767 of them to its largest, and the sum of the products is exact.
+//
+// With 2 bits a head's keys and values are turned by a Hadamard matrix before they are stored (QuaRot, arXiv
+// 2404.00456), which spreads what stands out over all dimensions; the query is turned too, and the answer turned back.
 #pragma once
 
 #include <algorithm>
@@ -55,6 +58,42 @@ class StoredBlock {
   int64_t tag_ = -1, skip_ = 0;
   char* base_ = nullptr;
 };
+
+// ---- Hadamard ----
+
+constexpr bool is_turned(Format format) { return format == Format::kInt2; }
+
+// Turns x [dim], which may be read and written up to a whole vector, in place, in groups as long as the largest power of
+// two that divides dim. Twice is not at all.
+inline void turn(float* x, int dim) {
+  const int group = dim & -dim, padded = (dim + W - 1) / W * W;
+  const F unit = set1(1.0f / std::sqrt(float(group)));
+  for (int i = 0; i < padded; i += W) {
+    F v = mul(load(x + i), unit);
+    if (group > 1) v = butterfly<1>(v);
+    if (group > 2) v = butterfly<2>(v);
+    if constexpr (W > 4) if (group > 4) v = butterfly<4>(v);
+    if constexpr (W > 8) if (group > 8) v = butterfly<8>(v);
+    store(x + i, v);
+  }
+  for (int step = W; step < group; step *= 2)
+    for (int i = 0; i < dim; i += 2 * step)
+      for (int j = i; j < i + step; j += W) {
+        const F a = load(x + j), b = load(x + j + step);
+        store(x + j, add(a, b));
+        store(x + j + step, sub(a, b));
+      }
+}
+
+// The same for every row of x [rows][dim].
+inline void turn_rows(float* x, int rows, int dim) {
+  float row[kMaxHeadDim + W] = {};
+  for (int r = 0; r < rows; ++r) {
+    std::copy_n(x + int64_t(r) * dim, dim, row);
+    turn(row, dim);
+    std::copy_n(row, dim, x + int64_t(r) * dim);
+  }
+}
 
 // ---- scales ----
 
@@ -285,8 +324,8 @@ inline void put_code(uint8_t* byte, int bits, int unit, int code, int half) {
   else *byte |= uint8_t(code << (bits * unit));
 }
 
-// One panel of numbers x [positions][dim] to codes and scales. `by_dim`: a scale per dimension, else per position.
-inline void seal_panel(Format format, const float* x, int positions, int dim, bool keys, uint8_t* codes, char* meta) {
+// One panel of numbers x [positions][dim], which it may change, to codes and scales.
+inline void seal_panel(Format format, float* x, int positions, int dim, bool keys, uint8_t* codes, char* meta) {
   const int bits = bits_of(format, 0), units = 8 / bits;
   const int64_t bytes = int64_t(positions) * dim * bits / 8;
   // Where the code of (position, dimension) lies: byte, and unit inside it.
@@ -305,6 +344,7 @@ inline void seal_panel(Format format, const float* x, int positions, int dim, bo
     std::memcpy(meta, &scale, sizeof scale);
     return;
   }
+  if (is_turned(format)) turn_rows(x, positions, dim);
   std::fill(codes, codes + bytes, uint8_t(0));
   const int count = keys ? dim : positions;
   bf16* scales = reinterpret_cast<bf16*>(meta);
@@ -351,6 +391,7 @@ inline void unseal_panel(Format format, const uint8_t* codes, const char* meta, 
       const int i = keys ? d : p;
       x[int64_t(p) * dim + d] = code * scale[i] + shift[i];
     }
+  if (is_turned(format)) turn_rows(x, positions, dim);
 }
 
 // Keys and values of a block at compute precision as [block_size][head_dim] floats.

@@ -15,10 +15,12 @@ constexpr int kBlocksAhead = 3;  // fetched before they are read, where nobody h
 struct StoredScratch {
   static constexpr int kWidth = kMaxHeadDim + W;
   Scales keys;
-  alignas(64) float query[kTileRows][kWidth];
+  alignas(64) float query[kTileRows][kWidth], turned_query[kTileRows][kWidth];
+  alignas(64) float turned_acc[kTileRows][kWidth];      // what blocks of turned values give
   alignas(64) float scaled[kWidth];                     // one row's query times the scales of one block
   alignas(64) float row[kTileRows][kWidth];             // rows as they meet the codes of one block
-  alignas(64) float gain[kSpan], shift[kSpan];          // scale of each position's values, and scale times zero
+  // The scale of each position's values; and scale times zero, of values as they are and of turned ones.
+  alignas(64) float gain[kSpan], shift[kSpan], turned_shift[kSpan];
 
   template <class Value>
   Value* row_of(int r) { return reinterpret_cast<Value*>(row[r]); }
@@ -31,12 +33,13 @@ inline void stored_scores(const SpanReader<T>& span, const char* head, const cha
   using Row = RowOf<T, F8>;
   const int dim = span.dim(), block = span.block_size();
   read_scales(F8, meta, dim, stored.keys.scale, stored.keys.shift);
+  const auto& query = is_turned(F8) ? stored.turned_query : stored.query;
   F start[R];
   float unit[R];
   for (int r = 0; r < R; ++r) {
     F offset = zero();
     for (int i = 0; i < padded_dim(dim); i += W) {
-      const F q = load(stored.query[r] + i);
+      const F q = load(query[r] + i);
       offset = fma(q, load(stored.keys.shift + i), offset);
       store(stored.scaled + i, mul(q, load(stored.keys.scale + i)));
     }
@@ -92,7 +95,9 @@ inline void weigh_codes(const SpanReader<T>& span, const Tile<T>& tile, StoredSc
                         const char* codes, int vector, const char* ahead) {
   using Row = RowOf<T, F8>;
   const int units = span.block_size() / (2 * Codes<F8>::kUnits);
-  const auto at = [&](int r, int v) { return tile.partial[r].acc() + (vector + v) * W; };
+  const auto at = [&](int r, int v) {
+    return (is_turned(F8) ? stored.turned_acc[r] : tile.partial[r].acc()) + (vector + v) * W;
+  };
   typename Row::Sum acc[R][NV];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
@@ -123,21 +128,26 @@ inline void stored_values(const SpanReader<T>& span, const Tile<T>& tile, const 
   for (; v < vectors; ++v) weigh_codes<T, F8, R, 1>(span, tile, stored, unit, codes, v, ahead);
 }
 
+// What the zeros of a row's values give to every dimension.
+struct Offsets {
+  float plain = 0.0f, turned = 0.0f;
+};
+
 // One row's scores to weights as `soften` makes them, in place, each times the scale of its position's values;
-// positions in [from, to) that the row does not see get 0. Returns the part that the values' zeros give to every
-// dimension.
-inline float soften_scaled(float* score, int low, int high, int from, int to, const AttentionArgs& args,
-                           const StoredScratch& stored, const Partial& out) {
+// positions in [from, to) that the row does not see get 0.
+inline Offsets soften_scaled(float* score, int low, int high, int from, int to, const AttentionArgs& args,
+                             const StoredScratch& stored, const Partial& out) {
   const Softness soft(score, low, high, from, to, args.scale, args.softcap, out);
-  F sum = zero(), offset = zero();
+  F sum = zero(), plain = zero(), turned = zero();
   for (int p = from; p < to; p += W) {
     const F e = soft.weight(score, p);
     sum = add(sum, e);
     store(score + p, mul(e, load(stored.gain + p)));
-    offset = fma(e, load(stored.shift + p), offset);
+    plain = fma(e, load(stored.shift + p), plain);
+    turned = fma(e, load(stored.turned_shift + p), turned);
   }
   out.sum() = reduce_add(sum);
-  return reduce_add(offset);
+  return {reduce_add(plain), reduce_add(turned)};
 }
 
 // `ahead` is fetched meanwhile; `fetched` says that somebody has fetched this span so.
@@ -168,30 +178,39 @@ inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const
     return at;
   };
   for (int b = 0; b < kBlocksAhead; ++b) fetch(span.low_block() + b);
+  bool turned_keys = false, turned_values = false;
   for (int b = span.low_block(); b <= span.high_block(); ++b) {
     fetch(b + kBlocksAhead);
     const StoredBlock& one = span.stored(b);
     const int at = b * block - span.first();
     const char* next = share(one.key() == Format::kCompute ? 0 : one.values() - one.keys());
+    if (is_turned(one.key()) && !turned_keys)
+      for (int r = 0; r < R; ++r) {
+        std::copy_n(stored.query[r], padded_dim(dim), stored.turned_query[r]);
+        turn(stored.turned_query[r], dim);
+      }
+    turned_keys |= is_turned(one.key());
+    turned_values |= is_turned(one.value());
     if (one.key() == Format::kCompute) computed_scores<T, R>(span, tile, one.keys(), at, to, scratch);
     with_format(one.key(), [&](auto f) {
       stored_scores<T, decltype(f)::value, R>(span, one.keys(), one.key_scales(), at, scratch, stored, next);
     });
-    if (one.value() == Format::kCompute) {
-      std::fill(stored.gain + at, stored.gain + at + block, 1.0f);
-      std::fill(stored.shift + at, stored.shift + at + block, 0.0f);
-    }
+    std::fill(stored.gain + at, stored.gain + at + block, 1.0f);
+    std::fill(stored.shift + at, stored.shift + at + block, 0.0f);
+    std::fill(stored.turned_shift + at, stored.turned_shift + at + block, 0.0f);
     with_format(one.value(), [&](auto f) {
-      read_scales(decltype(f)::value, one.value_scales(), block, stored.gain + at, stored.shift + at);
+      float* shift = is_turned(decltype(f)::value) ? stored.turned_shift : stored.shift;
+      read_scales(decltype(f)::value, one.value_scales(), block, stored.gain + at, shift + at);
     });
   }
   const int start = span.low_block() * block - span.first();
   const int end = (span.high_block() + 1) * block - span.first();
-  float offset[R];
+  Offsets offset[R];
   for (int r = 0; r < R; ++r)
-    offset[r] = low[r] < high[r]
-                    ? soften_scaled(scratch.score[r], low[r], high[r], start, end, args, stored, tile.partial[r])
-                    : 0.0f;
+    if (low[r] < high[r])
+      offset[r] = soften_scaled(scratch.score[r], low[r], high[r], start, end, args, stored, tile.partial[r]);
+  if (turned_values)
+    for (int r = 0; r < R; ++r) std::fill_n(stored.turned_acc[r], padded_dim(dim), 0.0f);
   for (int b = span.low_block(); b <= span.high_block(); ++b) {
     const StoredBlock& one = span.stored(b);
     const int at = b * block - span.first();
@@ -207,9 +226,19 @@ inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const
       stored_values<T, decltype(f)::value, R>(span, tile, scratch.score, at, stored, one.values(), next);
     });
   }
-  for (int r = 0; r < R; ++r)
-    for (int i = 0; i < padded_dim(dim); i += W)
-      store(tile.partial[r].acc() + i, add(load(tile.partial[r].acc() + i), set1(offset[r])));
+  const auto add_to = [dim](float* sum, float offset, const float* more) {
+    for (int i = 0; i < padded_dim(dim); i += W) {
+      const F x = add(load(sum + i), set1(offset));
+      store(sum + i, more ? add(x, load(more + i)) : x);
+    }
+  };
+  for (int r = 0; r < R; ++r) {
+    if (turned_values) {
+      add_to(stored.turned_acc[r], offset[r].turned, nullptr);
+      turn(stored.turned_acc[r], dim);
+    }
+    add_to(tile.partial[r].acc(), offset[r].plain, turned_values ? stored.turned_acc[r] : nullptr);
+  }
 }
 
 }  // namespace OCTAVO_ISA

@@ -58,6 +58,12 @@ inline F keep_lanes(F x, F y, int from, int to) {
   const __mmask16 m = static_cast<__mmask16>(((to >= 16 ? 0xffffu : (1u << to) - 1u)) & ~((1u << from) - 1u));
   return _mm512_mask_blend_ps(m, y, x);
 }
+// Lane i becomes lane i ^ N.
+template <int N>
+inline F swap_lanes(F x) {
+  const U lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_permutexvar_ps(_mm512_xor_si512(lane, _mm512_set1_epi32(N)), x);
+}
 inline F low_half(U w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
 inline F high_half(U w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(int(0xffff0000u)))); }
 inline U set1_word(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
@@ -162,6 +168,11 @@ inline F keep_lanes(F x, F y, int from, int to) {
                                     _mm256_cmpgt_epi32(_mm256_set1_epi32(to), lane));
   return _mm256_blendv_ps(y, x, _mm256_castsi256_ps(inside));
 }
+template <int N>
+inline F swap_lanes(F x) {
+  const U lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_permutevar8x32_ps(x, _mm256_xor_si256(lane, _mm256_set1_epi32(N)));
+}
 inline F low_half(U w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
 inline F high_half(U w) { return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(int(0xffff0000u)))); }
 inline U set1_word(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
@@ -245,6 +256,8 @@ inline F keep_lanes(F x, F y, int from, int to) {
   const I lane = {0, 1, 2, 3};
   return (lane >= from) & (lane < to) ? x : y;
 }
+template <int N>
+inline F swap_lanes(F x) { return F{x[0 ^ N], x[1 ^ N], x[2 ^ N], x[3 ^ N]}; }
 inline F low_half(U w) { return (F)(w << 16); }
 inline F high_half(U w) { return (F)(w & 0xffff0000u); }
 inline U set1_word(uint32_t x) { return U{x, x, x, x}; }
@@ -361,6 +374,14 @@ inline float reduce_max(F x) {
 #endif
 
 inline F abs(F x) { return as_float(and_words(as_words(x), set1_word(0x7fffffff))); }
+
+// One step of a Hadamard transform: lanes whose bit `N` is clear get the sum of both, the others the difference.
+template <int N>
+inline F butterfly(F x) {
+  alignas(64) float sign[W];
+  for (int i = 0; i < W; ++i) sign[i] = i & N ? -1.0f : 1.0f;
+  return fma(x, load(sign), swap_lanes<N>(x));
+}
 
 // exp(x), about 1 ulp; x is clamped to where the result is a normal number. exp(0) is exactly 1.
 inline F exp(F x) {

@@ -36,6 +36,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+def turn(x: Tensor) -> Tensor:
+    """`x` times a Hadamard matrix of unit length along its last dimension, in groups as long as the largest power of
+    two that divides it (QuaRot, arXiv 2404.00456). Twice is not at all."""
+    matrix, group = torch.ones(1, 1, dtype=x.dtype), x.shape[-1] & -x.shape[-1]
+    while len(matrix) < group:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return (x.unflatten(-1, (-1, group)) @ matrix / group**0.5).flatten(-2)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
