@@ -12,7 +12,7 @@
 // are numbers that bf16 holds exactly, and are read as pairs of bf16. Codes of 8 bits are read as 16-bit integers: the
 // row is rounded to such integers too, 32767 of them to its largest, and the sum of the products is exact.
 //
-// With 2 bits a head's keys and values are turned by a Hadamard matrix before they are stored (QuaRot, arXiv
+// With 4 and 2 bits a head's keys and values are turned by a Hadamard matrix before they are stored (QuaRot, arXiv
 // 2404.00456), which spreads what stands out over all dimensions; the query is turned too, and the answer turned back.
 #pragma once
 
@@ -61,7 +61,7 @@ class StoredBlock {
 
 // ---- Hadamard ----
 
-constexpr bool is_turned(Format format) { return format == Format::kInt2; }
+constexpr bool is_turned(Format format) { return format == Format::kInt2 || format == Format::kInt4; }
 
 // Turns x [dim], which may be read and written up to a whole vector, in place, in groups as long as the largest power of
 // two that divides dim. Twice is not at all.
