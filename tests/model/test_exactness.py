@@ -14,7 +14,7 @@ from support.texts import real_prompts, spread
 
 pytestmark = pytest.mark.model
 
-COUNT, NEW = sized(10, 32), sized(16, 48)
+COUNT, NEW = sized(8, 32), sized(12, 48)
 LENGTHS = spread(COUNT, 5, sized(300, 900))
 Opens = Callable[..., AbstractContextManager[LLM]]
 

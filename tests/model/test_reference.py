@@ -16,7 +16,7 @@ from support.texts import real_prompts, spread
 
 pytestmark = pytest.mark.model
 
-COUNT, LONGEST, NEW = sized((6, 400, 24), (20, 1500, 64))
+COUNT, LONGEST, NEW = sized((5, 250, 16), (20, 1500, 64))
 LENGTHS = spread(COUNT, 5, LONGEST)
 CLOSE = 0.5  # nats: where the two likeliest tokens are this close, bf16 may choose the other
 

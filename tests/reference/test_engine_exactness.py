@@ -12,21 +12,17 @@ from support.texts import spread
 
 # Across a span's end at 256, and more than one query tile.
 LENGTHS = spread(sized(6, 12), 1, 290)
-NEW = sized(12, 48)
+NEW = sized(8, 48)
 BOTH = ("bfloat16", "float32")
 FUSED = [
-    (kind, d)
-    for kind in ("12 over 4 heads of 80", "multi-query", "qwen2, mixed windows", "qwen3")
-    for d in BOTH
+    *((kind, d) for kind in ("12 over 4 heads of 80", "multi-query") for d in BOTH),
+    *sized(
+        [("qwen2, mixed windows", "bfloat16"), ("qwen3", "float32")],
+        [(kind, d) for kind in ("qwen2, mixed windows", "qwen3") for d in BOTH],
+    ),
 ]
 UNFUSED = sized(
-    [
-        ("gpt2", "bfloat16"),
-        ("gpt2", "float32"),
-        ("gpt-neox", "bfloat16"),
-        ("mixtral", "bfloat16"),
-        ("gemma2", "bfloat16"),
-    ],
+    [("gpt2", "float32"), ("gpt-neox", "bfloat16"), ("mixtral", "bfloat16"), ("gemma2", "bfloat16")],
     [(kind, d) for kind in ("gpt2", "gpt-neox", "mixtral", "gemma2") for d in BOTH],
 )
 

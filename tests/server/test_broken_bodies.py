@@ -19,7 +19,7 @@ from support.sizes import sized
 CHAT = "/v1/chat/completions"
 PATHS = ("/v1/completions", CHAT, "/v1/messages", "/tokenize", "/detokenize")
 MIB = 1024**2
-BODY_TIMEOUT = sized(3.0, 30.0)
+BODY_TIMEOUT = sized(1.5, 30.0)
 PATIENCE = 600.0
 MEMORY = 320 * MIB
 """What all of this may take at its peak: a few times the longest body that is read."""

@@ -22,8 +22,8 @@ BLOCKS = 128
 BLOCK_BYTES = 8192
 """Of the tiny llama in float32."""
 STREAMS = 12
-SECONDS = sized(6.0, 180.0)
-ROUNDS = sized(30, 1000)
+SECONDS = sized(4.0, 180.0)
+ROUNDS = sized(20, 1000)
 MIB = 1024**2
 MOMENTS = ("queued", "prefill", "decode", "complete")
 

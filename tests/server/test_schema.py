@@ -14,7 +14,7 @@ from schemathesis.specs.openapi import checks as openapi_checks
 from support.serving import Served
 from support.sizes import sized
 
-EXAMPLES = sized(20, 200)
+EXAMPLES = sized(12, 200)
 CHECKS: list[Any] = [
     checks.not_a_server_error,
     openapi_checks.status_code_conformance,
