@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import core, serving, sharing
+from benchmarks import core, formats, serving, sharing
 from benchmarks.data import AZURE_TRACE
 from benchmarks.measure import Line, markdown_rows, result_table
 from benchmarks.peers import Job, PeerResults, run_peers
@@ -213,6 +213,21 @@ def sharing_suite(
     _finish({"sharing": lines}, limits, markdown, {"model": model, "dtype": dtype, "quick": quick})
 
 
+@app.command(name="formats")
+def formats_suite(
+    model: Model = "smollm2",
+    dtype: Dtype = "bfloat16",
+    threads: Threads = None,
+    quick: Quick = False,
+    markdown: Markdown = False,
+) -> None:
+    """Decode over caches in every format. Takes 5 GiB, and minutes to fill them."""
+    native.set_num_threads(threads or native.DEFAULT_THREADS)
+    limits = measure_limits()
+    lines = formats.measure(model, dtype, formats.QUICK if quick else formats.Sizes(), limits, _say)
+    _finish({"formats": lines}, limits, markdown, {"model": model, "dtype": dtype, "quick": quick})
+
+
 @app.command(name="cache")
 def cache_suite(model: Model = "smollm2", threads: Threads = None, markdown: Markdown = False) -> None:
     """One generation with and without a cache; takes minutes. `octavo bench cache` tells more."""
@@ -247,6 +262,7 @@ def all_suites(
     suites = {
         "core": run_core(model, dtype, core.Sizes(), [], peers, limits),
         "sharing": run_sharing(model, dtype, sharing.Sizes(), [], peers, limits),
+        "formats": formats.measure(model, dtype, formats.Sizes(), limits, _say),
         "waste": run_waste(),
         "cache": run_cache(model, limits),
     }

@@ -20,7 +20,7 @@ from benchmarks.subjects import Subjects
 from octavo.bench.generate import greedy
 from octavo.kernels import _native
 
-KERNELS = ("linear", "rms_norm", "rope_write", "cache_write", "attention")
+KERNELS = ("linear", "rms_norm", "rope_write", "cache_write", "seal", "attention")
 """The functions of the native module that compute the model; planning and sampling count as overhead."""
 _TOP = 15
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import core, peers
+from benchmarks import core, formats, peers
 from benchmarks.__main__ import app, run_cache, run_waste
 from benchmarks.data import AZURE_TRACE, Prompts
 from benchmarks.measure import Line, alternate, markdown_rows
@@ -176,6 +177,18 @@ def test_the_last_line_is_json(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert rows[0].startswith("| |")
     suites = json.loads(rows[-1])["suites"]
     assert [one["name"] for one in suites["core"]] == ["ttft", "prefill_flops_share"]
+
+
+def test_the_formats_suite_compares_with_bf16(tiny: Path) -> None:
+    lines = formats.measure(str(tiny), "bfloat16", formats.QUICK, LIMITS, lambda text: None)
+    kinds = {kind: [line for line in lines if line.name.endswith(kind)] for kind in ("attention", "step")}
+    for found in kinds.values():
+        assert len(found) == len(formats.FORMATS) - 1
+        assert len({line.others["bf16"] for line in found}) == 1
+        assert all(line.octavo > 0 and line.at_least is None for line in found)
+    coarse, fine = (next(line for line in lines if line.name == f"{f}_read_share") for f in ("int8", "bf16"))
+    assert 0 < coarse.octavo < math.inf
+    assert 0 < fine.octavo < math.inf
 
 
 def test_the_cache_suite_compares_with_no_cache(tiny: Path) -> None:
