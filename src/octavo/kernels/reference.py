@@ -42,7 +42,8 @@ def turn(x: Tensor) -> Tensor:
     matrix, group = torch.ones(1, 1, dtype=x.dtype), x.shape[-1] & -x.shape[-1]
     while len(matrix) < group:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return (x.reshape(*x.shape[:-1], -1, group) @ matrix / group**0.5).reshape(x.shape)
+    turned: Tensor = x.reshape(*x.shape[:-1], -1, group) @ matrix / group**0.5
+    return turned.reshape(x.shape)
 
 
 def attention(
