@@ -1,5 +1,6 @@
 """`octavo eval` on tiny models: its numbers are those of transformers, of the engine, and of naive arithmetic."""
 
+import gc
 import json
 import math
 import shutil
@@ -186,6 +187,15 @@ SHOWN = 4  # records that are there before the first is asked for
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer(byte_tokenizer(prepend_bos=False))
+
+
+def test_nothing_of_a_chunk_is_kept_but_numbers() -> None:
+    losses, rows = Losses(), torch.randn(130, 50)
+    before = sum(isinstance(thing, Tensor) for thing in gc.get_objects())
+    for _ in range(3):
+        losses.add(rows, rows, [1] * 130)
+    assert sum(isinstance(thing, Tensor) for thing in gc.get_objects()) == before
+    assert len(losses.kl) == losses.positions == 390
 
 
 def test_needles_stand_at_their_depths_and_each_is_judged_by_all_of_its_tokens(tokenizer: Tokenizer) -> None:

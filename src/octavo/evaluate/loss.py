@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ class Losses:
     positions: int = 0
     nll: float = 0.0
     agreed: int = 0
-    kl: list[Tensor] = field(default_factory=list)
+    kl: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, full: Tensor, found: Tensor, following: Sequence[int]) -> None:
         """Rows of logits `[rows, vocabulary]` in full precision and as `found`, and the tokens that follow each.
@@ -38,7 +39,9 @@ class Losses:
             self.nll -= float(other.gather(1, targets[rows, None]).double().sum())
             # A token that cannot come has no part in the divergence, rather than 0 times infinity.
             apart = torch.where(truth.isneginf(), 0.0, truth - other)
-            self.kl.append((truth.exp() * apart).sum(-1))
+            # As numbers: small tensors kept between the large ones that come and go would tear holes into the heap,
+            # and each hole is lost.
+            self.kl.extend((truth.exp() * apart).sum(-1).tolist())
             self.agreed += int((truth.argmax(-1) == other.argmax(-1)).sum())
         self.positions += len(following)
 
@@ -51,13 +54,12 @@ class Losses:
     @property
     def kl_mean(self) -> float:
         """Nats, over all positions."""
-        return float(torch.cat(self.kl).double().mean())
+        return math.fsum(self.kl) / self.positions
 
     @property
     def kl_p99(self) -> float:
         """The divergence that 99 % of the positions do not exceed."""
-        ordered = torch.cat(self.kl).sort().values
-        return float(ordered[math.ceil(0.99 * len(ordered)) - 1])
+        return sorted(self.kl)[math.ceil(0.99 * self.positions) - 1]
 
     @property
     def top1_agreement(self) -> float:
