@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.answer import Answer, logprob_dict
 from octavo.cache.events import Event
-from octavo.cache.manager import CacheManager
+from octavo.cache.manager import CacheManager, CacheStats
 from octavo.config import EngineConfig, Environment, format_bytes
 from octavo.detokenize import find_fallback_byte
 from octavo.door import Door, Prompt
@@ -44,16 +44,9 @@ logger = logging.getLogger("octavo")
 
 
 @dataclass(frozen=True)
-class EngineStats:
-    """The account of the cache, in bytes and blocks, and the sequences that run and wait."""
+class EngineStats(CacheStats):
+    """The account of the cache, and the sequences that run and wait."""
 
-    bytes_total: int
-    bytes_free: int
-    bytes_running: int
-    bytes_cached: int
-    bytes_pinned: int
-    blocks: dict[str, int]
-    formats: dict[str, int]
     running: int
     waiting: int
 
@@ -346,18 +339,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The account of the cache now."""
-        cache = self.cache.stats()
-        return EngineStats(
-            bytes_total=cache.bytes_total,
-            bytes_free=cache.bytes_free,
-            bytes_running=cache.bytes_running,
-            bytes_cached=cache.bytes_cached,
-            bytes_pinned=cache.bytes_pinned,
-            blocks=cache.blocks,
-            formats=cache.formats,
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-        )
+        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        return EngineStats(**vars(self.cache.stats()), running=running, waiting=waiting)
 
     def totals(self) -> EngineTotals:
         """What has been done since the engine began."""

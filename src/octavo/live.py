@@ -29,6 +29,7 @@ class LiveRequest:
         self.prompt_logprobs: PromptLogprobs | None = (
             None if params.prompt_logprobs is None else [None] * len(request.prompt_token_ids)
         )
+        self._prompt_token_ids = list(request.prompt_token_ids)  # all snapshots share it
 
     @property
     def finished(self) -> bool:
@@ -46,10 +47,15 @@ class LiveRequest:
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.prompt,
-            prompt_token_ids=list(self.request.prompt_token_ids),
-            prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
+            prompt_token_ids=self._prompt_token_ids,
+            prompt_logprobs=self._prompt_logprobs(),
             outputs=[answer.output(i) for i, answer in enumerate(self.answers)],
             finished=self.finished,
             receipt=self.request.receipt,
             timing=self.timing,
         )
+
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
+        """A copy while some are still to come, the list itself after that."""
+        found = self.prompt_logprobs
+        return found if found is None or self.answers else list(found)

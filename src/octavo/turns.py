@@ -9,6 +9,7 @@ goes on with a special token (where tokenisation starts afresh), begins with tho
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from octavo.model.tokenizer import Tokenizer
 
 CAPACITY = 256
+MOST_TOKENS = 1 << 20
+"""Of all remembered conversations together."""
 
 
 class Codec(Protocol):
@@ -30,8 +33,9 @@ class Codec(Protocol):
 
 
 class Turns:
-    """The last `capacity` answered prompts, by (owner, text); an owner (any hashable value) never sees another's ids.
+    """The last `capacity` answered prompts, `MOST_TOKENS` tokens at most, by (owner, text).
 
+    An owner (any hashable value) never sees another's ids.
     `special` are the texts of the special tokens. Safe to use from several threads.
     """
 
@@ -40,7 +44,8 @@ class Turns:
         self._special = tuple(s for s in special if s)
         self._capacity = capacity
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[Hashable, str], list[int]] = OrderedDict()
+        self._known: OrderedDict[tuple[Hashable, str], array[int]] = OrderedDict()
+        self._tokens = 0
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
@@ -64,7 +69,7 @@ class Turns:
         if best is None:
             return "", []
         self._known.move_to_end(best)
-        return best[1], self._known[best]
+        return best[1], self._known[best].tolist()
 
     def remember(self, prompt: str, token_ids: Sequence[int], owner: Hashable = None) -> None:
         """`token_ids` are those of the rendered `prompt` and of the answer to it.
@@ -75,10 +80,11 @@ class Turns:
         if not text.startswith(prompt):
             return
         with self._lock:
-            self._known[owner, text] = list(token_ids)
-            self._known.move_to_end((owner, text))
-            while len(self._known) > self._capacity:
-                self._known.popitem(last=False)
+            self._tokens -= len(self._known.pop((owner, text), ()))
+            self._known[owner, text] = array("i", token_ids)
+            self._tokens += len(token_ids)
+            while len(self._known) > self._capacity or self._tokens > MOST_TOKENS:
+                self._tokens -= len(self._known.popitem(last=False)[1])
 
     def _continues(self, known: str, text: str) -> bool:
         """Whether `text` begins with `known` and its rest is tokenised on its own."""

@@ -110,6 +110,18 @@ def test_an_arena_of_one_sequence_holds_it_to_its_last_token(engine_of: Callable
             assert live.request.receipt.recomputed_tokens == 0
 
 
+def test_a_prompt_takes_no_more_room_at_once_than_there_is(engine_of: Callable[..., Engine]) -> None:
+    """Blocks being filled lie beside those they are sealed into; a chunk that would need a neighbour's room is cut."""
+    options = {"dtype": "bfloat16", "kv_cache_dtype": "int4", "enable_prefix_caching": False}
+    planned = engine_of("multi-query", **options).layout
+    room = planned.sequence_bytes(60) + planned.sequence_bytes(600) + 2 * planned.block_sizes_bytes[0]
+    tight = engine_of("multi-query", **options, kv_cache_memory=room, max_num_batched_tokens=256)
+    lives = [submit(tight, "long", ([7] * 590, greedy(5))), submit(tight, "short", ([8] * 20, greedy(30)))]
+    finish(tight)
+    assert [live.request.receipt.preemptions for live in lives] == [0, 0]
+    assert [live.request.receipt.recomputed_tokens for live in lives] == [0, 0]
+
+
 def test_impossible_formats_are_refused_by_name(engine_of: Callable[..., Engine]) -> None:
     for options, words in (
         ({"kv_cache_dtype": "int3"}, "kv_cache_dtype='int3'"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from octavo.turns import Turns
 
 END = "<end>"
@@ -75,3 +77,14 @@ def test_only_the_last_ones_are_kept() -> None:
         turns.remember(f"{name}{END}", codec.encode(f"{name}{END}") + singles("xy"))
     assert turns.encode(f"aa{END}xy{END}") == codec.encode(f"aa{END}xy{END}")
     assert turns.encode(f"cc{END}xy{END}") == codec.encode(f"cc{END}") + singles("xy") + [-1]
+
+
+def test_long_conversations_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.turns.MOST_TOKENS", 100)
+    turns = Turns(Pairs(), [END])
+    for name in "abc":
+        turns.remember(name, singles(f"{name}{'x' * 38}{END}"[:39]), "owner")
+    kept = [
+        name for name in "abc" if turns.encode(f"{name}{'x' * 38}", "owner") == singles(f"{name}{'x' * 38}")
+    ]
+    assert kept == ["b", "c"]

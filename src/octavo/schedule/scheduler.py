@@ -108,6 +108,8 @@ class Scheduler:
 
     def _admissible(self, request: Request) -> None:
         self.check(request)
+        if request.request_id in self.requests:
+            raise InvalidRequest(f"request_id={request.request_id!r} is already in use", param="request_id")
         room = max(0, self.max_num_seqs - len(self.running))
         if self.max_waiting is not None and len(self.waiting) >= self.max_waiting + room:
             raise Overloaded(
@@ -115,10 +117,8 @@ class Scheduler:
             )
 
     def check(self, request: Request) -> None:
-        """Raise what `add` would raise about `request` itself; changes nothing."""
+        """Raise what `add` would raise about `request` whatever else there is; changes nothing."""
         name, prompt = request.request_id, len(request.prompt_token_ids)
-        if name in self.requests:
-            raise InvalidRequest(f"request_id={name!r} is already in use", param="request_id")
         if not prompt:
             raise InvalidRequest(
                 f"request {name!r}: the prompt is empty; give at least 1 token", param="prompt"
@@ -143,14 +143,14 @@ class Scheduler:
         while len(chunks) < len(self.running) and budget:
             sequence, before = self.running[len(chunks)], len(self.running)
             count = min(len(sequence.token_ids) - sequence.num_computed, budget)
-            if count > 1 and sequence.lease.drops is not None:
+            if count > 1 and (sequence.lease.drops is not None or self.cache.layout.is_stored):
                 count = self._bounded(sequence, count, self._owed(but=sequence))
             count = self._make_room(sequence, count)
             preempted |= len(self.running) < before
             if count:
                 chunks.append(_chunk(sequence, count))
                 budget -= count
-        if budget and self.waiting and not preempted:
+        if budget and self.waiting and len(self.running) < self.max_num_seqs and not preempted:
             self._admit(chunks, budget)
         plan = StepPlan(tuple(chunks))
         self._in_flight = plan if chunks else None

@@ -72,7 +72,7 @@ def _jobs(body: CompletionRequest, request: Request, state: ServerState) -> list
         Job(
             prompt=prompt,
             params=params,
-            request_id=name if len(prompts) == 1 else f"{name}-{index}",
+            request_id=name if len(prompts) == 1 else f"{name}/{index}",
             tenant=request.state.tenant,
             label=body.prompt_cache_key,
         )
