@@ -49,7 +49,7 @@ class AsyncEngine:
             raise ConfigError(f"options {', '.join(options)} belong into the EngineConfig that was given")
         self.config = model if isinstance(model, EngineConfig) else EngineConfig.create(model, **options)
         self._names = itertools.count()
-        self._lock = threading.Lock()  # nothing enters the inbox or the door after _ended is set
+        self._lock = threading.Lock()  # nothing enters the inbox or a thread after _ended is set
         self._ended: Callable[[], OctavoError] | None = None
         self._inbox: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._streams: dict[str, _Stream] = {}  # the engine thread's own
@@ -57,6 +57,8 @@ class AsyncEngine:
         self._progress = (0, time.monotonic(), False)
         # One thread encodes prompts in the order they came; a long one delays no step.
         self._door = ThreadPoolExecutor(1, "octavo-door")
+        # Another one compiles forms; a costly one delays no prompt that has none.
+        self._forms = ThreadPoolExecutor(1, "octavo-forms")
         started: Future[Engine] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(notice, started), name="octavo-engine", daemon=True
@@ -89,8 +91,12 @@ class AsyncEngine:
             raise InvalidRequest(f"request_id={name!r} is not a string", param="request_id")
         own = SamplingParams() if params is None else params
         arrived = time.monotonic()
-        prepared = await self._at_door(
-            lambda engine: engine.prepare(name, prompt, own, tenant=tenant, label=label)
+        grammar = None
+        if isinstance(own, SamplingParams) and (form := own.structured_outputs) is not None:
+            grammar = await self._at(self._forms, lambda engine: engine.door.compile(form))
+        prepared = await self._at(
+            self._door,
+            lambda engine: engine.prepare(name, prompt, own, tenant=tenant, label=label, grammar=grammar),
         )
         prepared.arrived = arrived
         stream = _Stream(asyncio.get_running_loop(), prepared)
@@ -122,7 +128,7 @@ class AsyncEngine:
     async def aside(self, function: Callable[[], T]) -> T:
         """What `function` returns or raises in the thread that encodes prompts, off the event loop and beside the
         steps: for chat templates and text. Raises what ended the engine once it has ended."""
-        return await self._at_door(lambda _: function())
+        return await self._at(self._door, lambda _: function())
 
     def check_text(self, text: str) -> None:
         """Raises `ContextLengthExceeded` if `text` is so long that it need not be encoded to be refused."""
@@ -169,6 +175,7 @@ class AsyncEngine:
         self._inbox.put(None)
         self._thread.join()
         self._door.shutdown()
+        self._forms.shutdown()
 
     async def __aenter__(self) -> Self:
         return self
@@ -180,7 +187,7 @@ class AsyncEngine:
 
     shutdown = close  # vLLM's name for it
 
-    async def _at_door(self, function: Callable[[Engine], T]) -> T:
+    async def _at(self, thread: ThreadPoolExecutor, function: Callable[[Engine], T]) -> T:
         def enter() -> T:
             engine = self._engine
             if engine is None:
@@ -191,7 +198,7 @@ class AsyncEngine:
         with self._lock:
             if self._ended is not None:
                 raise self._ended()
-            entered = asyncio.get_running_loop().run_in_executor(self._door, enter)
+            entered = asyncio.get_running_loop().run_in_executor(thread, enter)
         return await entered
 
     def _send(self, function: Callable[[Engine], T]) -> Future[T]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral
+from threading import Lock
 
 from octavo.cache.dropping import DropRule
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout
 from octavo.config import EngineConfig
 from octavo.errors import InvalidRequest, OctavoError, show
-from octavo.grammar import Grammars
+from octavo.grammar import Grammar, Grammars
 from octavo.live import LiveRequest
 from octavo.model.load import LoadedModel
 from octavo.model.runner import Runner
@@ -20,6 +22,7 @@ from octavo.params import SamplingParams
 from octavo.sample import bad_word_ids
 from octavo.schedule.request import Request
 from octavo.schedule.scheduler import Scheduler
+from octavo.structured import StructuredOutputs
 
 Prompt = str | Sequence[int]
 BYTES = (bytes, bytearray, memoryview)  # text that was not decoded, although sequences of ints
@@ -27,7 +30,8 @@ _MAX_POSITIONS = 1 << 24  # the angles of a rotation are computed from float32 p
 
 
 class Door:
-    """Checks and encodes requests, one at a time. `refused` counts those that it did not let in."""
+    """Checks and encodes requests, one at a time, and beside that compiles a form. `refused` counts those that it did
+    not let in."""
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class Door:
         grammars: Grammars,
     ) -> None:
         self.refused = 0
+        self._counting = Lock()
         self._config = config
         self._tokenizer = loaded.tokenizer
         self._vocab_size = loaded.spec.vocab_size
@@ -51,11 +56,17 @@ class Door:
         self._arrivals = 0
 
     def prepare(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, tenant: str | None, label: str | None
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        tenant: str | None,
+        label: str | None,
+        grammar: Grammar | None,
     ) -> LiveRequest:
         """See `Engine.prepare`."""
         arrived = time.monotonic()
-        try:
+        with self._refusing():
             self._check(params, tenant, label)
             token_ids = self._encode(request_id, prompt)
             request = self._request(request_id, token_ids, params, tenant, label)
@@ -65,10 +76,24 @@ class Door:
                 word for word in words if max(word) < self._vocab_size
             )  # others cannot come
             if params.structured_outputs is not None:
-                live.grammar = self._grammars.compile(params.structured_outputs)
+                live.grammar = grammar or self._grammars.compile(params.structured_outputs)
             return live
+
+    def compile(self, form: StructuredOutputs) -> Grammar:
+        """The grammar of `form`, which may take seconds: in a thread of its own it delays nobody else at the door.
+
+        Raises `InvalidRequest`, which counts as a request refused.
+        """
+        with self._refusing():
+            return self._grammars.compile(form)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
         except OctavoError:
-            self.refused += 1
+            with self._counting:
+                self.refused += 1
             raise
 
     def check_text(self, text: str, request_id: str | None = None) -> None:

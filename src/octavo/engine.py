@@ -22,7 +22,7 @@ from octavo.detokenize import find_fallback_byte
 from octavo.door import Door, Prompt
 from octavo.errors import OctavoError
 from octavo.evaluate.probe import QualityProbe, check_quality
-from octavo.grammar import Grammars
+from octavo.grammar import Grammar, Grammars
 from octavo.interrupt import uninterrupted
 from octavo.kernels import native
 from octavo.live import LiveRequest
@@ -138,13 +138,15 @@ class Engine:
         *,
         tenant: str | None = None,
         label: str | None = None,
+        grammar: Grammar | None = None,
     ) -> LiveRequest:
         """Check a request against model and cache; nothing is queued yet.
 
         It finds blocks of its own `tenant` only (None: the engine's). `label` is shown to those who look on.
+        `grammar` is what `door.compile` made of its form; without it the form is compiled here.
         Raises `InvalidRequest` (also `ContextLengthExceeded`, `KVCacheTooSmall`) naming field and value.
         """
-        return self.door.prepare(request_id, prompt, params, tenant, label)
+        return self.door.prepare(request_id, prompt, params, tenant, label, grammar)
 
     def submit(self, live: LiveRequest) -> None:
         """Queue a prepared request. Raises `Overloaded` if the queue is full."""

@@ -82,7 +82,7 @@ class LLM:
         """Answer one conversation or several, with the model's chat template.
 
         Without `params` an answer may take the rest of the context. Answers that come back in a later turn keep the
-        token ids they were generated with, so that their blocks are found in the cache.
+        token ids they were generated with, so that their blocks are found in the cache; with `exact` they do not.
         """
         given: object = messages
         if isinstance(given, str) or not isinstance(given, Sequence):
@@ -94,7 +94,9 @@ class LLM:
         conversations: Sequence[Any] = messages if many else [messages]
         texts = [self.engine.tokenizer.render_chat(conversation) for conversation in conversations]
         each = _one_each(SamplingParams(max_tokens=None) if params is None else params, len(texts))
-        prompts = [self._turns.encode(text, own.cache_salt) for text, own in zip(texts, each, strict=True)]
+        prompts = [
+            self._turns.encode(text, own.cache_salt, own.exact) for text, own in zip(texts, each, strict=True)
+        ]
         outputs = self.generate(prompts, each, use_tqdm=use_tqdm)
         for text, own, output in zip(texts, each, outputs, strict=True):
             for answer in output.outputs:

@@ -52,10 +52,13 @@ class Turns:
         """A memory for the conversations that `tokenizer` encodes."""
         return cls(tokenizer, () if tokenizer.hf is None else tuple(tokenizer.hf.all_special_tokens))
 
-    def encode(self, text: str, owner: Hashable = None) -> list[int]:
-        """Token ids of a rendered conversation, those of the longest remembered beginning kept."""
+    def encode(self, text: str, owner: Hashable = None, exact: bool = False) -> list[int]:
+        """Token ids of a rendered conversation, those of the longest remembered beginning kept.
+
+        With `exact` nothing is: the same text has the same ids, whatever was said before.
+        """
         with self._lock:
-            known, ids = self._longest(text, owner)
+            known, ids = ("", []) if exact else self._longest(text, owner)
         rest = text[len(known) :]
         return ids + (self._codec.encode(rest, add_special_tokens=False) if rest else [])
 

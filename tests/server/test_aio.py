@@ -23,6 +23,7 @@ from octavo.errors import (
     RequestCancelled,
 )
 from octavo.kernels import native
+from octavo.structured import StructuredOutputs
 from unit.model_builders import LLAMA, save_model
 
 OPTIONS: dict[str, Any] = {
@@ -223,6 +224,33 @@ def test_errors_of_a_request_are_its_own(engine: AsyncEngine) -> None:
     snapshots, errors = run(both())
     assert [error for error in errors if not isinstance(error, InvalidRequest)] == []
     assert len(snapshots[-1].outputs[0].token_ids) == 60
+
+
+def test_a_form_that_takes_long_delays_nobody_else(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, go_on = threading.Event(), threading.Event()
+
+    def slow(self: Any, form: Any) -> Any:
+        compiling.set()
+        assert go_on.wait(60)
+        raise InvalidRequest("this form is none", param="structured_outputs")
+
+    monkeypatch.setattr("octavo.grammar.Grammars.compile", slow)
+
+    async def both() -> tuple[int, int]:
+        before = await engine.totals()
+        form = StructuredOutputs(choice=["a", "b"])
+        held = asyncio.create_task(read(engine, "x", SamplingParams(max_tokens=3, structured_outputs=form)))
+        await asyncio.to_thread(compiling.wait, 60)
+        assert (await read(engine, "hello", params(1, 5)))[-1].finished
+        go_on.set()
+        with pytest.raises(InvalidRequest, match="this form is none"):
+            await held
+        after = await engine.totals()
+        return after.rejected - before.rejected, after.started - before.started
+
+    assert run(both()) == (1, 2)
 
 
 def test_a_taken_id_is_refused_and_its_owner_goes_on(engine: AsyncEngine) -> None:

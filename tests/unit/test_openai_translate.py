@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from octavo.errors import InvalidRequest
 from octavo.model.tokenizer import Tokenizer
 from octavo.outputs import Logprob
+from octavo.server.openai import translate
 from octavo.server.openai.logprobs import CompletionTokens, TokenBytes, chat_logprobs
 from octavo.server.openai.responses import CompletionLogprobs
 from octavo.server.openai.schemas import ChatRequest, CompletionRequest
@@ -218,3 +219,8 @@ def test_offsets_count_characters_however_the_tokens_come() -> None:
         for at in range(0, len(ids), size):
             counted.take(steps[at : at + size], ids[at : at + size], found)
         assert found["text_offset"] == [0, 0, 1, 1, 2, 2, 2, 2, 3]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 2_000 + "1" + "}" * 2_000, "{", "[1]", ""])
+def test_arguments_that_are_no_object_stay_text(text: str) -> None:
+    assert translate._arguments(text) == text

@@ -240,6 +240,17 @@ def test_a_full_queue_refuses():
     assert len(world.done) == 2
 
 
+def test_choices_that_wait_for_a_seat_are_no_requests_that_wait():
+    world = World(max_num_seqs=2, max_waiting=1)
+    world.add(words(1, 3), 5, n=6)
+    world.step()
+    assert len(world.scheduler.waiting) == 4
+    world.add(words(2, 3), 5)
+    with pytest.raises(Overloaded, match="1 requests wait and max_waiting=1"):
+        world.add(words(3, 3), 5)
+    world.run()
+
+
 @pytest.mark.parametrize("chunks", range(1, 12))
 def test_a_cancelled_prompt_leaves_no_trace_in_the_answers(chunks):
     """Poisoned memory, cancel after each chunk, fillers that take every block, then the prompt again."""

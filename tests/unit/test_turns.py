@@ -79,6 +79,14 @@ def test_only_the_last_ones_are_kept() -> None:
     assert turns.encode(f"cc{END}xy{END}") == codec.encode(f"cc{END}") + singles("xy") + [-1]
 
 
+def test_exact_ids_follow_from_the_text_alone() -> None:
+    turns = Turns(Pairs(), [END])
+    text = f"hello{END}"
+    turns.remember("hello", singles("hello") + [-1], "owner")
+    assert turns.encode(text, "owner") == singles("hello") + [-1]
+    assert turns.encode(text, "owner", exact=True) == Pairs().encode(text)
+
+
 def test_long_conversations_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.turns.MOST_TOKENS", 100)
     turns = Turns(Pairs(), [END])

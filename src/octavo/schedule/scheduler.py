@@ -112,9 +112,13 @@ class Scheduler:
             raise InvalidRequest(f"request_id={request.request_id!r} is already in use", param="request_id")
         room = max(0, self.max_num_seqs - len(self.running))
         if self.max_waiting is not None and len(self.waiting) >= self.max_waiting + room:
-            raise Overloaded(
-                f"{len(self.waiting)} requests wait and max_waiting={self.max_waiting}; try again later"
-            )
+            waiting = sum(
+                sequence.index == 0 for sequence in self.waiting
+            )  # choices wait for their own request
+            if waiting >= self.max_waiting + room:
+                raise Overloaded(
+                    f"{waiting} requests wait and max_waiting={self.max_waiting}; try again later"
+                )
 
     def check(self, request: Request) -> None:
         """Raise what `add` would raise about `request` whatever else there is; changes nothing."""

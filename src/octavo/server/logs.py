@@ -194,7 +194,8 @@ class _Sender:
 
 def _line(fields: dict[str, Any]) -> str:
     """For people: `POST /v1/completions 200 12.3 ms tenant=...`."""
-    head = f"{fields['method']} {fields['path']} {fields['status']} {fields['ms']} ms"
+    path = json.dumps(fields["path"], ensure_ascii=False)[1:-1]  # a line stays one line
+    head = f"{fields['method']} {path} {fields['status']} {fields['ms']} ms"
     rest = {name: value for name, value in fields.items() if name not in ("method", "path", "status", "ms")}
     return " ".join(
         [head, *(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in rest.items())]

@@ -326,7 +326,7 @@ def _arguments(text: str) -> Any:
     """An object as templates take it; what is none (a call that was cut off) stays text."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
 
