@@ -146,5 +146,7 @@ class BooksDoNotBalance(OctavoError):
 
 def error_body(error: OctavoError) -> dict[str, Any]:
     """`error` as OpenAI's API writes it, and so do ours and `--json`."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = (
+        "invalid_request_error" if error.status < 499 else "server_error"
+    )  # 499: ended, by no fault of the request
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

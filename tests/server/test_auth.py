@@ -147,12 +147,26 @@ def test_keys_are_in_no_log_and_no_metric(tiny_engine: AsyncEngine, caplog: pyte
     assert not [line for line in [*logged, text, shown] if "topsecret" in line or "wrongsecret" in line]
 
 
-def test_a_page_of_another_site_cannot_use_the_server(served: Served) -> None:
-    with served.client(headers={"sec-fetch-site": "cross-site"}) as client:
-        assert client.post("/reset_prefix_cache").status_code == 403
-        assert client.post("/tokenize", json={"prompt": "a"}).status_code == 403
-    with served.client(headers={"sec-fetch-site": "same-origin"}) as client:
-        assert client.post("/tokenize", json={"prompt": "a"}).status_code == 200
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "same-origin", "origin": "https://behind.a.proxy"}, 200),
+        ({"origin": "http://SELF"}, 200),
+        ({}, 200),
+    ],
+)
+def test_a_page_of_another_site_cannot_use_the_server(
+    served: Served, headers: dict[str, str], status: int
+) -> None:
+    with served.client() as client:
+        host = client.base_url.netloc.decode()
+        headers = {name: value.replace("SELF", host) for name, value in headers.items()}
+        assert client.post("/reset_prefix_cache", headers=headers).status_code == status
+        assert client.post("/tokenize", json={"prompt": "a"}, headers=headers).status_code == status
 
 
 def test_a_file_of_keys(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def test_only_the_last_ones_are_kept() -> None:
 def test_exact_ids_follow_from_the_text_alone() -> None:
     turns = Turns(Pairs(), [END])
     text = f"hello{END}"
-    turns.remember("hello", singles("hello") + [-1], "owner")
-    assert turns.encode(text, "owner") == singles("hello") + [-1]
+    turns.remember("hello", [*singles("hello"), -1], "owner")
+    assert turns.encode(text, "owner") == [*singles("hello"), -1]
     assert turns.encode(text, "owner", exact=True) == Pairs().encode(text)
 
 

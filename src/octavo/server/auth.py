@@ -86,8 +86,16 @@ class Gate:
 
 def _refuse_foreign_pages(scope: Scope) -> None:
     """A page of another site must not make its reader's browser use a server that only that reader can reach."""
-    if scope["method"] == "POST" and dict(scope["headers"]).get(b"sec-fetch-site") == b"cross-site":
+    if scope["method"] == "POST" and _is_foreign(dict(scope["headers"])):
         raise Forbidden("requests that a page of another site makes are refused; send them from a program")
+
+
+def _is_foreign(headers: Mapping[bytes, bytes]) -> bool:
+    """Browsers say where a request comes from, but to addresses without TLS in `Origin` alone. Programs say nothing."""
+    if (site := headers.get(b"sec-fetch-site")) is not None:
+        return site in (b"cross-site", b"same-site")
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
 
 
 def require_operator(request: Request) -> None:
