@@ -58,6 +58,33 @@ def test_leaps_are_single_steps(blocks: int, format: str, rate: float, seqs: int
     assert stepping.output_tokens > 0
 
 
+@pytest.mark.parametrize("blocks", [250, 4000])
+@pytest.mark.parametrize("rows", [4, 8])
+def test_leaps_are_single_steps_where_decoding_uses_all_tokens_of_a_step(blocks: int, rows: int) -> None:
+    """Nobody of the backlog is admitted then, although more may run and there is room."""
+    made = Synthetic(40, 40.0, prompt=300, output=60, prefixes=20, shared=256, seed=3)
+    arrivals = list(made.arrivals())
+    of = spec(blocks, max_num_batched_tokens=rows)
+    leaping, stepping = (simulate(arrivals, of, look=Look(leaps=leaps)) for leaps in (True, False))
+    assert outcome(leaping) == outcome(stepping)
+    assert stepping.finished == len(arrivals)
+
+
+def test_what_a_preemption_leaves_free_is_taken_in_the_next_step() -> None:
+    """A short, important request comes at every moment, that of the preemption too, when nobody is admitted."""
+    layout = CacheLayout(FULL, 4, "bf16")
+    of = ReplicaSpec(layout, 20 * layout.block_bytes(0), UnitCost((None,)))
+    for moment in range(40):
+        arrivals = [
+            Arrival(0, 0.0, 24, 50),
+            Arrival(1, 0.0, 24, 50),
+            Arrival(2, moment + 0.5, 2, 20, priority=-1),
+        ]
+        leaping, stepping = (simulate(arrivals, of, look=Look(leaps=leaps)) for leaps in (True, False))
+        assert stepping.preemptions > 0
+        assert outcome(leaping) == outcome(stepping)
+
+
 def test_some_of_these_are_preempted_and_some_share() -> None:
     arrivals = list(Synthetic(60, 40.0, prompt=700, output=300, prefixes=20, shared=256, seed=3).arrivals())
     found = simulate(arrivals, spec(400))

@@ -23,7 +23,6 @@ from octavo.simulate.measure import Measures
 from octavo.simulate.trace import Arrival
 
 _NAMESPACE = Namespace()
-_ANY = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -125,12 +124,14 @@ class Replica:
             self._begin()
 
     def _begin(self) -> None:
+        preempted = self.scheduler.totals.preemptions
         plan = self.scheduler.plan()
         self._plan = plan
         work = work_of(plan.chunks, self._spec.cost.windows)
         self._ends_at = self.now + self._spec.cost.seconds(work)
-        running = self.scheduler.running
-        self._steady = work.rows == len(running) == len(plan.chunks) == work.logits
+        # After a preemption nobody was admitted, but somebody may be in the next step.
+        calm = self.scheduler.totals.preemptions == preempted
+        self._steady = calm and work.rows == len(self.scheduler.running) == len(plan.chunks) == work.logits
         for chunk in plan.chunks:
             request = chunk.sequence.request
             if request.admitted_at == self.now and request.request_id not in self._last_token:
@@ -244,7 +245,10 @@ class Replica:
     def _take(self, ends: list[float]) -> None:
         """One plan of `len(ends)` tokens per sequence, counted as as many steps."""
         scheduler, measures, steps = self.scheduler, self.measures, len(ends)
-        width, scheduler.max_num_batched_tokens = scheduler.max_num_batched_tokens, _ANY
+        width = scheduler.max_num_batched_tokens
+        scheduler.max_num_batched_tokens = (
+            len(scheduler.running) * steps
+        )  # nothing is left to admit anybody with
         plan = scheduler.plan()
         scheduler.max_num_batched_tokens = width
         start, self.now = self.now, ends[-1]
