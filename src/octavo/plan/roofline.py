@@ -96,7 +96,7 @@ class Roofline:
         weights, spec = self.facts.weights, self.facts.spec
         flops = 2.0 * ((weights.body + weights.active_experts) * tokens + weights.head_matrix)
         for group, (_, per_pair, _) in zip(self.layout.groups, self._per_position, strict=True):
-            flops += spec.num_attention_heads * per_pair * _pairs(tokens, group.window)
+            flops += spec.num_attention_heads * per_pair * pairs_seen(tokens, group.window)
         return flops
 
     def decode_flops(self, context: int) -> float:
@@ -143,7 +143,7 @@ class Roofline:
         return Bounds(max(compute, read), slowest, "compute" if compute > read else "bandwidth")
 
 
-def _pairs(tokens: int, window: int | None) -> int:
+def pairs_seen(tokens: int, window: int | None) -> int:
     """Pairs of a query and a position it sees in a sequence of `tokens` tokens."""
     inside = tokens if window is None else min(window, tokens)
     return inside * (inside + 1) // 2 + (tokens - inside) * inside

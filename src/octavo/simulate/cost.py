@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Protocol
 
-from octavo.plan.roofline import Roofline
+from octavo.plan.roofline import Roofline, pairs_seen
 from octavo.schedule.scheduler import Chunk
 
 
@@ -48,13 +48,8 @@ def work_of(chunks: Iterable[Chunk], windows: tuple[int | None, ...]) -> StepWor
         into = pairs if stop - start == 1 else prompt_pairs
         for i, window in enumerate(windows):
             seen[i] += stop if window is None else min(stop, window + stop - start - 1)
-            into[i] += _pairs(stop, window) - _pairs(start, window)
+            into[i] += pairs_seen(stop, window) - pairs_seen(start, window)
     return StepWork(sequences, rows, logits, tuple(seen), tuple(pairs), tuple(prompt_pairs))
-
-
-def _pairs(tokens: int, window: int | None) -> int:
-    inside = tokens if window is None else min(window, tokens)
-    return inside * (inside + 1) // 2 + (tokens - inside) * inside
 
 
 class RooflineCost:

@@ -11,7 +11,7 @@ from math import inf
 
 from octavo.simulate.measure import Measures
 from octavo.simulate.replica import Replica, ReplicaSpec
-from octavo.simulate.routing import ROUTINGS
+from octavo.simulate.routing import ROUTINGS, Router
 from octavo.simulate.trace import Arrival
 
 
@@ -44,8 +44,13 @@ def simulate(
     `processes` processes, and only one per process is in memory.
     """
     total = Measures(look.width)
-    counted = _apart if routing == "round-robin" else partial(_together, routing=routing)
-    for measures in counted(list(arrivals), spec, replicas, look, processes=processes):
+    ordered, routed = list(arrivals), ROUTINGS[routing]
+    if routed is None:
+        parts = _apart(ordered, spec, replicas, look, processes)
+    else:
+        fleet = [look.replica(spec) for _ in range(replicas)]
+        parts = _together(ordered, fleet, routed(fleet))
+    for measures in parts:
         total.merge(measures)
     return total
 
@@ -71,12 +76,8 @@ def _apart(
         yield from pool.imap(partial(_alone, spec, look), shares)
 
 
-def _together(
-    arrivals: list[Arrival], spec: ReplicaSpec, replicas: int, look: Look, processes: int, routing: str
-) -> Iterator[Measures]:
+def _together(arrivals: list[Arrival], fleet: list[Replica], route: Router) -> Iterator[Measures]:
     """All replicas stand at the time of an arrival when it is routed."""
-    fleet = [look.replica(spec) for _ in range(replicas)]
-    route = ROUTINGS[routing](fleet)
     events: list[tuple[float, int]] = []
     listed = [False] * len(fleet)
 

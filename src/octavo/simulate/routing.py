@@ -11,11 +11,6 @@ from octavo.simulate.trace import Arrival
 Router = Callable[[Arrival], int]
 
 
-def round_robin(replicas: Sequence[Replica]) -> Router:
-    """In turn."""
-    return lambda arrival: arrival.index % len(replicas)
-
-
 def least_loaded(replicas: Sequence[Replica]) -> Router:
     """The one with the fewest tokens to compute."""
     return lambda arrival: min(range(len(replicas)), key=lambda i: replicas[i].load)
@@ -52,8 +47,9 @@ def prefix(replicas: Sequence[Replica]) -> Router:
     return route
 
 
-ROUTINGS: dict[str, Callable[[Sequence[Replica]], Router]] = {
-    "round-robin": round_robin,
+# None: in turn, which asks nothing of the replicas.
+ROUTINGS: dict[str, Callable[[Sequence[Replica]], Router] | None] = {
+    "round-robin": None,
     "least-loaded": least_loaded,
     "prefix": prefix,
 }
