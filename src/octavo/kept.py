@@ -11,26 +11,28 @@ from typing import Any
 
 
 class Kept:
-    """One finding of a `kind`, under the directory `home`, for as long as none of the `facts` it depends on changes."""
+    """One finding of a `kind`, in a `file` under the directory `home`, for as long as none of the `facts` it depends on
+    changes."""
 
     def __init__(self, home: Path, kind: str, facts: Sequence[object]) -> None:
         key = hashlib.sha256(json.dumps(list(facts), default=str).encode()).hexdigest()
-        self._file = home / kind / f"{key}.json"
+        self.file = home / kind / f"{key}.json"
 
     def load(self) -> dict[str, Any]:
         """What was kept; empty if nothing was, or if it cannot be read."""
         try:
-            found = json.loads(self._file.read_text())
+            found = json.loads(self.file.read_text())
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
-    def save(self, finding: dict[str, Any]) -> None:
-        """Keep `finding`; not being able to is no error."""
+    def save(self, finding: dict[str, Any]) -> bool:
+        """Keep `finding`; not being able to is no error. Returns whether it was kept."""
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            part = self._file.with_suffix(f".{os.getpid()}")
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            part = self.file.with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps(finding))
-            part.replace(self._file)
+            part.replace(self.file)
         except OSError:
-            return
+            return False
+        return True

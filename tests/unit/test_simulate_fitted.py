@@ -82,3 +82,10 @@ def test_a_calibration_is_kept_by_model(tmp_path: Path) -> None:
     assert fitted.load(tmp_path, "other") is None
     file.write_text("{}")
     assert fitted.load(tmp_path, "owner/model") is None
+
+
+def test_a_calibration_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "calibration").write_text("a file where a directory should be")
+    cost = fit([Sample(work, law(work)) for work in works(50)], WINDOWS, SHARES)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        fitted.save(cost, tmp_path, "owner/model")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import subprocess
@@ -14,6 +12,7 @@ from pathlib import Path
 
 from octavo.config import Environment
 from octavo.errors import ConfigError
+from octavo.kept import Kept
 
 
 @dataclass(frozen=True)
@@ -33,19 +32,14 @@ def this_machine(environment: Environment, notice: Callable[[str], None]) -> Mac
 
     `notice` is told before that. Raises `ConfigError` if it cannot be made.
     """
-    file = environment.home / "machine" / f"{machine_key()}.json"
+    kept = Kept(environment.home, "machine", machine_facts())
     try:
-        return Machine(**json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError):
+        return Machine(**kept.load())
+    except TypeError:
         notice("Measuring this machine once: reads, products, and the size of a process ...")
     machine = _measure()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(asdict(machine), indent=2) + "\n")
-        part.replace(file)
-    except OSError as error:
-        notice(f"The measurement could not be kept ({error}); it will be made again next time.")
+    if not kept.save(asdict(machine)):
+        notice(f"The measurement could not be kept as {kept.file}; it will be made again next time.")
     return machine
 
 
@@ -71,12 +65,10 @@ def _measure() -> Machine:
     )
 
 
-def machine_key() -> str:
-    """What a measurement is kept under: CPU, threads, kernel path and Python."""
+def machine_facts() -> list[object]:
+    """What a measurement depends on: CPU, threads, kernel path and Python."""
     threads = len(os.sched_getaffinity(0))
-    isa = Environment.read().isa
-    facts = [platform.machine(), _cpu_model(), threads, isa, sys.version_info[:2]]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    return [platform.machine(), _cpu_model(), threads, Environment.read().isa, sys.version_info[:2]]
 
 
 def _cpu_model() -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import ConfigError
-from octavo.plan.machine import machine_key
+from octavo.kept import Kept
+from octavo.plan.machine import machine_facts
 from octavo.simulate.cost import StepWork
 
 _KNOTS = tuple(1 << i for i in range(15))
@@ -115,25 +114,25 @@ def _least_squares(columns: Floats) -> Floats:
     return found
 
 
-def _file(home: Path, model: str) -> Path:
-    return home / "calibration" / f"{machine_key()}-{model.replace('/', '--')}.json"
+def _kept(home: Path, model: str) -> Kept:
+    return Kept(home, "calibration", [*machine_facts(), model])
 
 
 def save(cost: FittedCost, home: Path, model: str) -> Path:
-    """Keep the calibration of `model`, by its name in plans, on this machine."""
-    file = _file(home, model)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(asdict(cost)) + "\n")
-    part.replace(file)
-    return file
+    """Keep the calibration of `model`, by its name in plans, on this machine. Raises `ConfigError` if that fails."""
+    kept = _kept(home, model)
+    if not kept.save(asdict(cost)):
+        raise ConfigError(
+            f"calibration: {str(kept.file)!r} cannot be written; set OCTAVO_HOME", param="OCTAVO_HOME"
+        )
+    return kept.file
 
 
 def load(home: Path, model: str) -> FittedCost | None:
     """The calibration that was kept; None if there is none that can be read."""
+    values = _kept(home, model).load()
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     try:
-        values = json.loads(_file(home, model).read_text())
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return FittedCost(**{**values, **lists})
-    except (OSError, ValueError, TypeError):
+    except TypeError:
         return None
