@@ -15,6 +15,7 @@ from octavo.errors import ConfigError
 from octavo.simulate import fitted
 from octavo.simulate.calibrate import calibrate
 from octavo.simulate.cost import UnitCost
+from octavo.simulate.fitted import Measured
 from octavo.simulate.loop import simulate
 from octavo.simulate.replay import replay
 from octavo.simulate.replica import ReplicaSpec
@@ -64,9 +65,10 @@ def test_the_command_keeps_what_simulate_then_uses(
     monkeypatch.setattr("octavo.simulate.calibrate._PROMPTS", (8, 40))
     monkeypatch.setattr("octavo.simulate.calibrate._BATCHES", (1, 2))
     directory = str(tiny("llama"))
-    assert main(["bench", "calibrate", directory, "--kv-cache-memory", "8MiB", "--num-threads", "1"]) == 0
+    arguments = ["--dtype", "float32", "--kv-cache-memory", "8MiB", "--num-threads", "1"]
+    assert main(["bench", "calibrate", directory, *arguments]) == 0
     assert Path(capsys.readouterr().out.strip()).is_file()
-    assert fitted.load(Environment.read().home, directory) is not None
+    assert fitted.load(Environment.read().home, Measured(directory, "f32", 1)) is not None
 
     from octavo.plan import hardware
     from octavo.plan.machine import Machine
@@ -75,7 +77,8 @@ def test_the_command_keeps_what_simulate_then_uses(
     monkeypatch.setattr(hardware, "this_machine", lambda environment, notice: kept)
     trace = tmp_path / "trace.jsonl"
     trace.write_text(json.dumps({"timestamp": 0, "input_length": 20, "output_length": 3, "hash_ids": [1]}))
-    for model, cost in ((directory, "calibration"), ("smollm2", "roofline")):
-        arguments = ["--model", model, "--hardware", "this", "--capacity", "100"]
-        assert main(["simulate", str(trace), *arguments, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["cost"] == cost
+    served = ["--model", directory, "--hardware", "this", "--capacity", "100", "--kv-cache-dtype", "auto"]
+    assert main(["simulate", str(trace), *served, "--weights", "f32", "--num-threads", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"] == "calibration"
+    assert main(["simulate", str(trace), *served, "--weights", "bf16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"] == "roofline"

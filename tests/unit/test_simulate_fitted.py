@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from octavo.errors import ConfigError
 from octavo.simulate import fitted
 from octavo.simulate.cost import StepWork
-from octavo.simulate.fitted import FittedCost, Sample, fit
+from octavo.simulate.fitted import FittedCost, Measured, Sample, fit
 
 WINDOWS, SHARES = (None, 32), (0.25, 0.75)
 
@@ -75,17 +76,19 @@ def test_one_kind_of_step_is_enough_and_none_is_not() -> None:
         fit([], WINDOWS, SHARES)
 
 
-def test_a_calibration_is_kept_by_model(tmp_path: Path) -> None:
+def test_a_calibration_is_kept_by_model_type_and_threads(tmp_path: Path) -> None:
     cost = fit([Sample(work, law(work)) for work in works(50)], WINDOWS, SHARES)
-    file = fitted.save(cost, tmp_path, "owner/model")
-    assert fitted.load(tmp_path, "owner/model") == cost
-    assert fitted.load(tmp_path, "other") is None
+    measured = Measured("owner/model", "bf16", 2)
+    file = fitted.save(cost, tmp_path, measured)
+    assert fitted.load(tmp_path, measured) == cost
+    for other in ({"model": "other"}, {"compute": "f32"}, {"threads": 1}):
+        assert fitted.load(tmp_path, replace(measured, **other)) is None
     file.write_text("{}")
-    assert fitted.load(tmp_path, "owner/model") is None
+    assert fitted.load(tmp_path, measured) is None
 
 
 def test_a_calibration_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "calibration").write_text("a file where a directory should be")
     cost = fit([Sample(work, law(work)) for work in works(50)], WINDOWS, SHARES)
     with pytest.raises(ConfigError, match="cannot be written"):
-        fitted.save(cost, tmp_path, "owner/model")
+        fitted.save(cost, tmp_path, Measured("owner/model", "bf16", 2))

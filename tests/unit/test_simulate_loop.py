@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 from octavo.cache.layout import CacheLayout, LayerGroup
 from octavo.cli import main
 from octavo.errors import ConfigError
+from octavo.plan.machine import Machine
 from octavo.plan.report import make_plan
+from octavo.simulate import fitted
 from octavo.simulate.cache_only import cache_only
 from octavo.simulate.cost import RooflineCost, StepWork, UnitCost, work_of
+from octavo.simulate.fitted import FittedCost, Measured
 from octavo.simulate.loop import Look, simulate
 from octavo.simulate.measure import Curve, Distribution, Measures
 from octavo.simulate.replica import Replica, ReplicaSpec
@@ -356,6 +360,51 @@ def test_people_read_tables(trace: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert words in text
 
 
+@pytest.fixture
+def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of smollm2 in bf16 take a second, on as many threads as there are processors."""
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
+    kept = Machine("a CPU", 1, 20e9, 400e9, 190e9, 350 << 20)
+    monkeypatch.setattr("octavo.plan.hardware.this_machine", lambda environment, notice: kept)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    cost = FittedCost((None,), (1.0,), (1, 2), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0)
+    fitted.save(cost, tmp_path / "home", Measured("smollm2-135m", "bf16", 3))
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_a_calibration_is_for_its_compute_type_threads_and_no_smaller_format(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows(*options: str) -> list[tuple[str, bool]]:
+        """Where the times of each row are from, and whether they are those of the calibration."""
+        arguments = ["--model", "smollm2", "--capacity", "300", "--requests", "3", *options]
+        assert main(["simulate", str(trace), *arguments, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return [(row["cost"], row["itl_s"]["mean"] >= 1) for row in found.get("rows", [found])]
+
+    here, not_here = ("calibration", True), ("roofline", False)
+    assert rows("--hardware", "this", "--kv-cache-dtype", "bf16,int8,f32") == [here, not_here, not_here]
+    assert rows("--hardware", "this", "--weights", "f32") == [not_here]
+    assert rows("--hardware", "this", "--weights", "int4", "--kv-cache-dtype", "int4") == [not_here]
+    assert rows("--hardware", "this", "--num-threads", "3") == [here]
+    assert rows("--hardware", "cpu") == [not_here]
+    for options in (["--num-threads", "2"], ["--num-threads", "3", "--hardware", "cpu"]):
+        assert main(["simulate", str(trace), "--model", "smollm2", *options, "--json"]) == 1
+        assert json.loads(capsys.readouterr().out)["error"]["param"] == "num_threads"
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_people_read_which_times_are_calibrated(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model", "smollm2", "--capacity", "300", "--requests", "2", "--kv-cache-dtype"]
+    assert main(["simulate", str(trace), *arguments, "bf16"]) == 0
+    assert "step times from calibration" in capsys.readouterr().out
+    assert main(["simulate", str(trace), *arguments, "bf16,int8"]) == 0
+    text = capsys.readouterr().out
+    assert "step times as said below" in text
+    assert "cali" in text  # narrow tables wrap
+    assert "roof" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "param"),
     [
@@ -370,6 +419,7 @@ def test_people_read_tables(trace: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--model", "smollm2", "--hardware", "cpu", "--cache-policy", "fifo"], "cache_policy"),
         (["--model", "smollm2", "--hardware", "cpu", "--max-num-seqs", "0"], "max_num_seqs"),
         (["--model", "smollm2", "--hardware", "cpu", "--processes", "0"], "processes"),
+        (["--model", "smollm2", "--hardware", "cpu", "--num-threads", "0"], "num_threads"),
         (["--requests", "0", "--cache-only"], "requests"),
         (["--speed", "-1", "--cache-only"], "speed"),
         (["--speed", "nan", "--cache-only"], "speed"),

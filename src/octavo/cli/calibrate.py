@@ -25,9 +25,10 @@ def calibrate(
     from octavo.engine import Engine
     from octavo.plan.facts import find_model
     from octavo.simulate.calibrate import calibrate as measure
-    from octavo.simulate.fitted import save
+    from octavo.simulate.fitted import Measured, save
 
     options = {"dtype": dtype, "kv_cache_memory": kv_cache_memory, "num_threads": num_threads}
     name = find_model(model).name
     engine = Engine(EngineConfig.create(model, enable_prefix_caching=False, **options), notice=notice)
-    print(save(measure(engine), Environment.read().home, name))
+    measured = Measured(name, engine.layout.compute, engine.num_threads)
+    print(save(measure(engine), Environment.read().home, measured))

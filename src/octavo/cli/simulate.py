@@ -66,6 +66,14 @@ def simulate(
         int | None, typer.Option(metavar="N", help="The first N requests.", show_default="all")
     ] = None,
     speed: Annotated[float, typer.Option(help="How much faster than in the trace they come.")] = 1.0,
+    num_threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Take the calibration with so many threads.",
+            show_default="the processors there are",
+        ),
+    ] = None,
     processes: Annotated[int, typer.Option(help="Processes; only round-robin uses more than one.")] = 1,
     no_lifetimes: Annotated[
         bool,
@@ -109,6 +117,7 @@ def simulate(
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        num_threads=num_threads,
         processes=processes,
         lifetimes=not no_lifetimes,
         notice=notice,

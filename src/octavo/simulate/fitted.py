@@ -114,13 +114,22 @@ def _least_squares(columns: Floats) -> Floats:
     return found
 
 
-def _kept(home: Path, model: str) -> Kept:
-    return Kept(home, "calibration", [*machine_facts(), model])
+@dataclass(frozen=True)
+class Measured:
+    """What was calibrated on this machine: a model, by its name in plans, its compute type and the threads."""
+
+    model: str
+    compute: str
+    threads: int
+
+    def kept(self, home: Path) -> Kept:
+        """Where its calibration is."""
+        return Kept(home, "calibration", [*machine_facts(), self.model, self.compute, self.threads])
 
 
-def save(cost: FittedCost, home: Path, model: str) -> Path:
-    """Keep the calibration of `model`, by its name in plans, on this machine. Raises `ConfigError` if that fails."""
-    kept = _kept(home, model)
+def save(cost: FittedCost, home: Path, measured: Measured) -> Path:
+    """Keep a calibration. Raises `ConfigError` if that fails."""
+    kept = measured.kept(home)
     if not kept.save(asdict(cost)):
         raise ConfigError(
             f"calibration: {str(kept.file)!r} cannot be written; set OCTAVO_HOME", param="OCTAVO_HOME"
@@ -128,9 +137,9 @@ def save(cost: FittedCost, home: Path, model: str) -> Path:
     return kept.file
 
 
-def load(home: Path, model: str) -> FittedCost | None:
+def load(home: Path, measured: Measured) -> FittedCost | None:
     """The calibration that was kept; None if there is none that can be read."""
-    values = _kept(home, model).load()
+    values = measured.kept(home).load()
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     try:
         return FittedCost(**{**values, **lists})

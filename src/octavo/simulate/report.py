@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,6 +16,7 @@ from octavo.plan.planner import Case
 from octavo.plan.report import make_plan
 from octavo.simulate.cache_only import CacheOnly, cache_only
 from octavo.simulate.cost import RooflineCost, StepCost
+from octavo.simulate.fitted import Measured
 from octavo.simulate.fitted import load as load_fitted
 from octavo.simulate.loop import Look, simulate
 from octavo.simulate.measure import Measures
@@ -38,10 +40,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """A setting and what came of it; `blocks` is the cache of a replica."""
+    """A setting and what came of it; `blocks` is the cache of a replica, `cost` says where step times are from."""
 
     setting: Setting
     blocks: int
+    cost: str
     measures: Measures
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class Row:
             "cache_policy": s.cache_policy,
             "replicas": s.replicas,
             "routing": s.routing,
+            "cost": self.cost,
             "occupancy": {"running": m.running.points(), "cached": m.cached.points()},
             "waiting_requests": m.queue.points(),
         }
@@ -79,12 +83,11 @@ class Report:
     trace: str
     model: str
     hardware: str
-    cost: str
     rows: tuple[Row, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the first row, and all of them under `rows` where something was swept."""
-        head = {"trace": self.trace, "model": self.model, "hardware": self.hardware, "cost": self.cost}
+        head = {"trace": self.trace, "model": self.model, "hardware": self.hardware}
         rows = [row.to_dict() for row in self.rows]
         return {**rows[0], **head, **({"rows": rows} if len(rows) > 1 else {})}
 
@@ -124,33 +127,35 @@ def run(
     block_size: int | None = None,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 512,
+    num_threads: int | None = None,
     processes: int = 1,
     lifetimes: bool = True,
     notice: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Simulate every combination of the options that list several values with commas.
 
-    Steps take as long as `octavo bench calibrate` found on `this`, where it was run for the model, and else what a
-    roofline says. Raises `ConfigError` or `ModelNotFound` naming the field.
+    Steps take as long as `octavo bench calibrate` found on `this`, where it was run for the model, its compute type and
+    as many threads, and the cache has that type too; else what a roofline says, which knows no `num_threads`. Raises
+    `ConfigError` or `ModelNotFound` naming the field.
     """
     for name, value in (
         ("max_num_seqs", max_num_seqs),
         ("max_num_batched_tokens", max_num_batched_tokens),
+        ("num_threads", num_threads),
         ("processes", processes),
     ):
-        if value < 1:
+        if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be at least 1", param=name)
     options: dict[str, Any] = {"weights": weights, "kv_budget": kv_budget, "block_size": block_size}
     plan = make_plan(model, hardware, kv_cache_dtype=kv_cache_dtype, notice=notice, **options)
     cases = {case.format: case for case in plan.cases}
     look = Look(max(a.at for a in arrivals) / CURVE_POINTS or 1.0, lifetimes)
-    fitted = load_fitted(Environment.read().home, plan.facts.name) if plan.hardware.name == "this" else None
+    costs = {case.format: _cost(case, num_threads) for case in plan.cases}
     rows = []
     for setting in _settings(list(cases), capacity, cache_policy, replicas, routing):
         case = cases[setting.kv_cache_dtype]
-        spec = _spec(
-            case, fitted or RooflineCost(case.roofline), setting, max_num_seqs, max_num_batched_tokens
-        )
+        source, cost = costs[setting.kv_cache_dtype]
+        spec = _spec(case, cost, setting, max_num_seqs, max_num_batched_tokens)
         measures = simulate(
             arrivals,
             spec,
@@ -159,10 +164,26 @@ def run(
             look=look,
             processes=processes,
         )
-        rows.append(Row(setting, spec.cache_bytes // sum(spec.layout.block_sizes_bytes), measures))
-    return Report(
-        str(trace), plan.facts.name, plan.hardware.name, "calibration" if fitted else "roofline", tuple(rows)
-    )
+        rows.append(Row(setting, spec.cache_bytes // sum(spec.layout.block_sizes_bytes), source, measures))
+    return Report(str(trace), plan.facts.name, plan.hardware.name, tuple(rows))
+
+
+def _cost(case: Case, num_threads: int | None) -> tuple[str, StepCost]:
+    """Where step times are from, and the times."""
+    fitted, layout = None, case.layout
+    if case.hardware.name == "this" and not layout.is_stored and layout.compute == case.weights:
+        threads = num_threads or len(os.sched_getaffinity(0))
+        fitted = load_fitted(Environment.read().home, Measured(case.facts.name, case.weights, threads))
+    if fitted is not None:
+        return "calibration", fitted
+    if num_threads is not None:
+        raise ConfigError(
+            f"num_threads={num_threads}: there is no calibration of {case.facts.name} with so many threads, weights in "
+            f"{case.weights} and a cache in {case.format} on {case.hardware.name}; leave it out, or see octavo bench "
+            "calibrate --help",
+            param="num_threads",
+        )
+    return "roofline", RooflineCost(case.roofline)
 
 
 def _spec(

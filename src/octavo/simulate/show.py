@@ -29,12 +29,14 @@ def show_cache_only(found: Sequence[CacheOnly], console: Console) -> None:
 def show_report(report: Report, console: Console) -> None:
     """One line per setting; what was the same in all of them is said once."""
     first = report.rows[0]
+    costs = {row.cost for row in report.rows}
+    origin = f"step times from {first.cost}" if len(costs) == 1 else "step times as said below"
     console.print(
-        f"{report.model} on {report.hardware}, step times from {report.cost}: {first.measures.finished} requests in "
+        f"{report.model} on {report.hardware}, {origin}: {first.measures.finished} requests in "
         f"{first.measures.ended_at:,.0f} s, {first.measures.rejected} rejected"
     )
     columns = ("blocks", "hits", "first token", "between", "tokens/s", "preempted")
-    table = _table("Times: mean (95 %)", *columns)
+    table = _table("Times: mean (95 %)", *columns, *(("step times",) if len(costs) > 1 else ()))
     for row in report.rows:
         m = row.measures
         cells = row.to_dict()
@@ -46,6 +48,7 @@ def show_report(report: Report, console: Console) -> None:
             _times(m.itl),
             f"{cells['output_tokens_per_s']:,.0f}",
             str(m.preemptions),
+            *((row.cost,) if len(costs) > 1 else ()),
         )
     console.print(table)
 
