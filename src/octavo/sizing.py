@@ -7,8 +7,9 @@ import re
 
 import torch
 
+from octavo.cache.formats import LEAST_STORED_BLOCK
 from octavo.cache.layout import CacheLayout, LayerGroup
-from octavo.config import EngineConfig, format_bytes
+from octavo.config import BLOCK_SIZES, EngineConfig, format_bytes
 from octavo.errors import ConfigError
 from octavo.model.spec import ModelSpec
 from octavo.ram import available_bytes
@@ -76,6 +77,14 @@ def cache_budget(config: EngineConfig, layout: CacheLayout) -> int:
     if wanted is None:
         wanted = free // 2
         logger.info("kv_cache_memory: %s, half of the free memory", format_bytes(wanted))
+    if free < least:
+        smallest = LEAST_STORED_BLOCK if layout.is_stored else BLOCK_SIZES[0]
+        smaller = f", or a block_size below {layout.block_size}" if layout.block_size > smallest else ""
+        raise ConfigError(
+            f"kv_cache_memory={wanted} bytes: with the weights loaded {free} bytes are free, and one block per "
+            f"layer group takes {least}; {least - free} more bytes of memory are needed{smaller}",
+            param="kv_cache_memory",
+        )
     if wanted > free or least > wanted:
         raise ConfigError(
             f"kv_cache_memory={wanted} bytes: with the weights loaded {free} bytes are free, and one block per "
