@@ -13,10 +13,9 @@ from octavo.config import BLOCK_SIZES, EngineConfig, format_bytes
 from octavo.errors import ConfigError
 from octavo.model.spec import ModelSpec
 from octavo.ram import available_bytes
+from octavo.schedule.limits import UNNAMED_CONTEXT
 
 logger = logging.getLogger("octavo")
-
-_NO_LIMIT = 131_072  # context of a model whose configuration names none
 
 
 def cache_layout(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> CacheLayout:
@@ -58,7 +57,7 @@ def context_limit(config: EngineConfig, spec: ModelSpec) -> int:
     """Most tokens of a sequence, the cache's size aside. Raises `ConfigError` if the model cannot have them."""
     own, wanted = spec.max_position_embeddings, config.max_model_len
     if wanted is None:
-        return own or _NO_LIMIT
+        return own or UNNAMED_CONTEXT
     if own is not None and wanted > own:
         raise ConfigError(
             f"max_model_len={wanted} is more than the {own} positions the model was made for; use at most {own}",

@@ -317,6 +317,21 @@ def test_json_holds_the_contract(trace: Path, capsys: pytest.CaptureFixture[str]
     assert "rows" not in found
 
 
+def test_the_context_of_the_model_bounds_prompts_and_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """smollm2 has 8,192 positions."""
+    file = tmp_path / "long.csv"
+    lengths = [(8192, 1), (8191, 5), (8190, 5), (100, 9000)]
+    lines = [f"2023-11-16 18:15:46.0,{prompt},{output}" for prompt, output in lengths]
+    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+    arguments = ["--model", "smollm2", "--hardware", "cpu", "--capacity", "10k", "--no-lifetimes", "--json"]
+    assert main(["simulate", str(file), *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rejected"], found["requests"]) == (1, 3)
+    assert found["output_tokens"] == 1 + 2 + 8092
+
+
 def test_sweeps_have_a_row_each_and_are_drawn(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

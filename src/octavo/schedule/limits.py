@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from octavo.cache.layout import CacheLayout
 from octavo.errors import ContextLengthExceeded, KVCacheTooSmall
 
+UNNAMED_CONTEXT = 131_072
+"""Context of a model whose configuration names none."""
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -14,6 +14,7 @@ from octavo.config import Environment
 from octavo.errors import ConfigError, show
 from octavo.plan.planner import Case
 from octavo.plan.report import make_plan
+from octavo.schedule.limits import UNNAMED_CONTEXT
 from octavo.simulate.cache_only import CacheOnly, cache_only
 from octavo.simulate.cost import RooflineCost, StepCost
 from octavo.simulate.fitted import Measured
@@ -208,7 +209,7 @@ def _spec(
         setting.cache_policy,
         max_num_seqs,
         max_num_batched_tokens,
-        None,
+        case.facts.context or UNNAMED_CONTEXT,
     )
 
 
