@@ -39,13 +39,15 @@ def test_a_calibration_gives_every_step_a_time(engine_of: Callable[..., Engine])
 def test_a_replay_counts_as_a_simulation_does(engine_of: Callable[..., Engine]) -> None:
     engine = engine_of("llama", **OPTIONS)
     ids = [(0, 1), (0, 2), (0, 1), (3, 4)]
-    arrivals = [Arrival(i, 0.01 * i, 19, 3 + i, 8, names) for i, names in enumerate(ids)]
+    arrivals = [Arrival(i, 0.01 * i, 19, 3 + i, 8, names, n=1 + i % 2) for i, names in enumerate(ids)]
     real = replay(engine, arrivals)
     spec = ReplicaSpec(engine.layout, engine.cache.arena.bytes_total, UnitCost((None,)), max_num_seqs=8)
-    simulated = simulate([Arrival(a.index, 100.0 * a.index, 19, a.output, 8, a.ids) for a in arrivals], spec)
+    simulated = simulate(
+        [Arrival(a.index, 100.0 * a.index, 19, a.output, 8, a.ids, n=a.n) for a in arrivals], spec
+    )
     for name in ("finished", "output_tokens", "prompt_tokens", "preemptions", "recomputed_tokens"):
         assert getattr(real, name) == getattr(simulated, name)
-    assert (real.ttft.count, real.itl.count) == (simulated.ttft.count, simulated.itl.count) == (4, 14)
+    assert (real.ttft.count, real.itl.count) == (simulated.ttft.count, simulated.itl.count) == (4, 22)
     assert real.ended_at > 0.03
 
 

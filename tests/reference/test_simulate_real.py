@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.engine import Engine
+from octavo.params import SamplingParams
 from octavo.schedule.scheduler import Scheduler, StepPlan
 from octavo.simulate.cost import UnitCost
 from octavo.simulate.replica import Replica, ReplicaSpec
@@ -22,7 +23,7 @@ BLOCK = 8
 
 
 def arrivals(seed: int, count: int) -> list[Arrival]:
-    """Some with a common beginning, all with tokens that the tiny models know."""
+    """Some with a common beginning, some with several answers, all with tokens that the tiny models know."""
     draw = random.Random(seed)
     at, made = 0, []
     for index in range(count):
@@ -30,7 +31,8 @@ def arrivals(seed: int, count: int) -> list[Arrival]:
         blocks = draw.randint(1, 6)
         ids = (draw.randint(0, 2), *(draw.randint(3, 200) for _ in range(blocks - 1)), 200 + index % 50)
         prompt = blocks * BLOCK + draw.randint(1, BLOCK - 1)
-        made.append(Arrival(index, float(at), prompt, draw.randint(1, 30), BLOCK, ids))
+        n = draw.choice([1, 1, 1, 3])
+        made.append(Arrival(index, float(at), prompt, draw.randint(1, 30), BLOCK, ids, n=n))
     return made
 
 
@@ -49,6 +51,12 @@ def watched(scheduler: Scheduler) -> Plans:
     return plans
 
 
+def sampled(arrival: Arrival) -> SamplingParams:
+    """Answers of one request differ from their first token on, as in a simulation."""
+    temperature = 0.0 if arrival.n == 1 else 100.0
+    return greedy(arrival.output, logprobs=None, n=arrival.n, temperature=temperature, seed=arrival.index)
+
+
 def served(engine: Engine, trace: list[Arrival]) -> tuple[Plans, list[int]]:
     """Plans of the engine, and what each request reused."""
     plans, lives, step = watched(engine.scheduler), [], 0
@@ -60,7 +68,7 @@ def served(engine: Engine, trace: list[Arrival]) -> tuple[Plans, list[int]]:
                 submit(
                     engine,
                     str(arrival.index),
-                    (arrival.prompt_tokens(), greedy(arrival.output, logprobs=None)),
+                    (arrival.prompt_tokens(), sampled(arrival)),
                 )
             )
         if engine.has_work:
@@ -111,7 +119,7 @@ def test_step_plans_preemptions_and_hits_are_the_engines(
     found = replica.measures
     assert (found.preemptions, found.finished) == (totals.preemptions, len(trace))
     assert (found.reused_tokens, found.recomputed_tokens) == (sum(reused), totals.recomputed_tokens)
-    assert found.output_tokens == totals.completion_tokens == sum(a.output for a in trace)
+    assert found.output_tokens == totals.completion_tokens == sum(a.n * a.output for a in trace)
     if blocks == 14:
         assert found.preemptions > 0
     if blocks == 200:

@@ -62,6 +62,30 @@ def test_leaps_are_single_steps(blocks: int, format: str, rate: float, seqs: int
     assert stepping.output_tokens > 0
 
 
+@pytest.mark.parametrize(("blocks", "seqs"), [(60, 64), (400, 64), (4000, 3)])
+def test_leaps_are_single_steps_where_requests_have_several_answers(blocks: int, seqs: int) -> None:
+    made = Synthetic(sized(40, 200), 8.0, prompt=300, output=60, prefixes=20, shared=256, seed=3)
+    arrivals = [replace(a, n=1 + a.index % 4) for a in made.arrivals()]
+    of = spec(blocks, max_num_seqs=seqs)
+    leaping, stepping = (simulate(arrivals, of, look=Look(leaps=leaps)) for leaps in (True, False))
+    assert outcome(leaping) == outcome(stepping)
+    assert stepping.finished == stepping.ttft.count == len(arrivals)
+    assert stepping.output_tokens == sum(a.n * a.output for a in arrivals)
+    assert stepping.itl.count == stepping.output_tokens - sum(a.n for a in arrivals)
+    assert (stepping.preemptions > 0) is (blocks == 60)
+
+
+def test_several_answers_are_decoded_side_by_side_on_one_prompt() -> None:
+    """4 answers of 10 tokens take the steps of one; with 3 at a time the last one comes after them."""
+    layout = CacheLayout(FULL, 4, "bf16")
+    of = ReplicaSpec(layout, 100 * layout.block_bytes(0), UnitCost((None,)))
+    found = simulate([Arrival(0, 0.0, 24, 10, n=4)], of, look=Look(leaps=False))
+    assert (found.steps, found.output_tokens, found.finished) == (10, 40, 1)
+    assert (found.ttft.count, found.itl.count, found.itl.mean) == (1, 36, 1.0)
+    three_at_a_time = replace(of, max_num_seqs=3)
+    assert simulate([Arrival(0, 0.0, 24, 10, n=4)], three_at_a_time).ended_at == 19.0
+
+
 @pytest.mark.parametrize("blocks", [250, 4000])
 @pytest.mark.parametrize("rows", [4, 8])
 def test_leaps_are_single_steps_where_decoding_uses_all_tokens_of_a_step(blocks: int, rows: int) -> None:
@@ -172,7 +196,8 @@ def test_every_request_is_served_however_it_is_routed(routing: str) -> None:
 
 def test_load_is_what_is_left_to_compute() -> None:
     replica = Replica(spec(400), 1.0)
-    for arrival in Synthetic(50, 20.0, prompt=600, output=200, prefixes=5, shared=256, seed=2).arrivals():
+    made = Synthetic(50, 20.0, prompt=600, output=200, prefixes=5, shared=256, seed=2)
+    for arrival in (replace(a, n=1 + a.index % 2) for a in made.arrivals()):
         replica.advance(arrival.at)
         replica.add(arrival)
         assert replica.load >= replica.outstanding

@@ -71,6 +71,18 @@ def test_a_request_log_is_sorted_and_goes_on_over_answers(tmp_path: Path) -> Non
     assert len({whole[0], whole[8], whole[16], whole[24], early.output_token(10)}) == 5
 
 
+def test_several_answers_share_the_prompt_and_nothing_else(tmp_path: Path) -> None:
+    """A log has the tokens of all answers together, and the blocks of the first."""
+    rows = [LOG[0] | {"n": 4, "output_length": 401}, LOG[2] | {"n": 3}]
+    first, second = read_trace(jsonl(tmp_path / "log.jsonl", rows))
+    assert [(a.n, a.output) for a in (first, second)] == [(4, 101), (3, 1)]
+    one, *others = ([first.output_token(p, choice) for p in range(21, 40)] for choice in range(4))
+    assert one == [first.output_token(p) for p in range(21, 40)]
+    assert one[:3] == second.prompt_tokens()[21:24]
+    sets = [set(one), *map(set, others), {second.output_token(26, 1)}, set(first.prompt_tokens()[:16])]
+    assert sum(map(len, sets)) == len(set.union(*sets))
+
+
 def test_azure(tmp_path: Path) -> None:
     file = tmp_path / "azure.csv"
     file.write_text(AZURE)
@@ -96,6 +108,9 @@ def test_azure(tmp_path: Path) -> None:
         ({"block_size": 0}, "block_size"),
         ({"output_hash_ids": 3}, "output_hash_ids"),
         ({"priority": "high"}, "priority"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 2.0}, "n"),
     ],
 )
 def test_a_broken_line_is_named_with_its_field(tmp_path: Path, change: dict[str, Any], field: str) -> None:

@@ -44,7 +44,11 @@ def replay(engine: Engine, arrivals: Sequence[Arrival], width: float = 1.0) -> M
 def _submit(engine: Engine, arrival: Arrival, names: int) -> LiveRequest:
     # Ids from 1 << 30 up belong to one request each; here they follow those of the blocks.
     ids = [token if token < 1 << 30 else names + arrival.index for token in arrival.prompt_tokens()]
-    params = SamplingParams(max_tokens=arrival.output, temperature=0.0, ignore_eos=True)
+    # Several answers are to differ, as they do in a simulation.
+    temperature = 0.0 if arrival.n == 1 else 1.0
+    params = SamplingParams(
+        n=arrival.n, max_tokens=arrival.output, temperature=temperature, ignore_eos=True, seed=arrival.index
+    )
     live = engine.prepare(f"replay {arrival.index}", ids, params)
     engine.submit(live)
     return live
@@ -58,10 +62,10 @@ def _count(
 ) -> None:
     name = live.request.request_id
     arrival, _, known, last = serving[name]
-    tokens = len(live.answers[0].choice.token_ids) - arrival.prompt
+    tokens = sum(len(answer.choice.token_ids) - arrival.prompt for answer in live.answers)
     if tokens > known:
         if known:
-            measures.itl.add(now - last)
+            measures.itl.add(now - last, tokens - known)
         else:
             measures.ttft.add(now - arrival.at)
     serving[name] = arrival, live, tokens, now

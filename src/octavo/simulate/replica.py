@@ -70,7 +70,7 @@ class Replica:
         self._plan: StepPlan | None = None
         self._steady = False
         self._arrivals: dict[str, Arrival] = {}
-        self._last_token: dict[str, float] = {}
+        self._last_token: dict[Sequence, float] = {}
 
     def _clock(self) -> float:
         return self.now
@@ -88,6 +88,7 @@ class Replica:
             request_id=str(arrival.index),
             arrival=arrival.index,
             prompt_token_ids=arrival.prompt_tokens(),
+            n=arrival.n,
             priority=arrival.priority,
             namespace=_NAMESPACE,
         )
@@ -99,7 +100,7 @@ class Replica:
         request.arrived_at = arrival.at
         self._steady = False
         self._arrivals[request.request_id] = arrival
-        self.load += arrival.prompt + arrival.output
+        self.load += arrival.prompt + arrival.n * arrival.output
 
     @property
     def next_at(self) -> float | None:
@@ -134,47 +135,53 @@ class Replica:
         self._steady = calm and work.rows == len(self.scheduler.running) == len(plan.chunks) == work.logits
         for chunk in plan.chunks:
             request = chunk.sequence.request
-            if request.admitted_at == self.now and request.request_id not in self._last_token:
+            if request.admitted_at == self.now and chunk.sequence not in self._last_token:
                 self.measures.waiting.add(self.now - request.arrived_at)
 
     def _commit(self, plan: StepPlan) -> None:
         self._plan, self.now = None, self._ends_at
         tokens: list[Tokens[int]] = []
         for chunk in plan.chunks:
-            sequence = chunk.sequence
-            if chunk.sample:
-                arrival = self._arrivals[sequence.request.request_id]
-                tokens.append((arrival.output_token(len(sequence.token_ids)),))
-            else:
-                tokens.append(())
+            tokens.append(self._sampled(chunk.sequence) if chunk.sample else ())
         self.scheduler.commit(plan, tokens)
         self.measures.steps += 1
         for chunk in plan.chunks:
             self.load -= chunk.stop - chunk.start
             if chunk.sample:
-                self._deliver(chunk.sequence)
+                first = chunk.stop == len(chunk.sequence.request.prompt_token_ids)
+                for sequence in chunk.sequence.request.sequences if first else (chunk.sequence,):
+                    self._deliver(sequence)
         self._look()
+
+    def _sampled(self, sequence: Sequence) -> list[int]:
+        """What `sequence` gets: a token, and at the end of the prompt one for every answer."""
+        arrival, position = self._arrivals[sequence.request.request_id], len(sequence.token_ids)
+        choices = range(arrival.n) if position == arrival.prompt else (sequence.index,)
+        return [arrival.output_token(position, choice) for choice in choices]
 
     def _deliver(self, sequence: Sequence) -> None:
         """`sequence` has got a token now."""
         request, measures = sequence.request, self.measures
-        name = request.request_id
-        before = self._last_token.get(name)
-        if before is None:
+        before = self._last_token.get(sequence)
+        if before is not None:
+            measures.itl.add(self.now - before)
+        elif not sequence.index:
             measures.ttft.add(self.now - request.arrived_at)
         else:
-            measures.itl.add(self.now - before)
-        self._last_token[name] = self.now
-        arrival = self._arrivals[name]
+            self._steady = False  # it was forked off
+        self._last_token[sequence] = self.now
+        arrival = self._arrivals[request.request_id]
         if len(sequence.token_ids) >= min(arrival.prompt + arrival.output, self.scheduler.limit):
             self.scheduler.finish(sequence, "length")
             self._steady = False
-            self._account(request, len(sequence.token_ids) - arrival.prompt)
+            del self._last_token[sequence]
+            if request.finished:
+                self._account(request)
 
-    def _account(self, request: Request, output: int) -> None:
+    def _account(self, request: Request) -> None:
         measures, receipt = self.measures, request.receipt
-        del self._last_token[request.request_id]
         arrival = self._arrivals.pop(request.request_id)
+        output = sum(len(sequence.token_ids) - arrival.prompt for sequence in request.sequences)
         measures.finished += 1
         measures.output_tokens += output
         measures.prompt_tokens += receipt.prompt_tokens
@@ -182,7 +189,8 @@ class Replica:
         measures.preemptions += receipt.preemptions
         measures.recomputed_tokens += receipt.recomputed_tokens
         measures.ended_at = self.now
-        self.load -= arrival.prompt + arrival.output - (receipt.computed_tokens + output - 1)
+        expected = arrival.prompt + arrival.n * arrival.output
+        self.load -= expected - (receipt.computed_tokens + output - arrival.n)
         self.load += receipt.recomputed_tokens
 
     def _look(self) -> None:
@@ -222,7 +230,7 @@ class Replica:
         for sequence in running:
             arrival = self._arrivals[sequence.request.request_id]
             known = len(sequence.token_ids)
-            sequence.token_ids += [arrival.output_token(known + i) for i in range(steps - 1)]
+            sequence.token_ids += [arrival.output_token(known + i, sequence.index) for i in range(steps - 1)]
         self._take(ends)
 
     def _ends(self, steps: int, until: float) -> list[float]:
@@ -246,9 +254,8 @@ class Replica:
         """One plan of `len(ends)` tokens per sequence, counted as as many steps."""
         scheduler, measures, steps = self.scheduler, self.measures, len(ends)
         width = scheduler.max_num_batched_tokens
-        scheduler.max_num_batched_tokens = (
-            len(scheduler.running) * steps
-        )  # nothing is left to admit anybody with
+        # Nothing is left to admit anybody with.
+        scheduler.max_num_batched_tokens = len(scheduler.running) * steps
         plan = scheduler.plan()
         scheduler.max_num_batched_tokens = width
         start, self.now = self.now, ends[-1]
@@ -256,13 +263,12 @@ class Replica:
         for chunk in plan.chunks:
             sequence = chunk.sequence
             assert chunk.stop - chunk.start == steps
-            arrival = self._arrivals[sequence.request.request_id]
-            tokens.append((arrival.output_token(len(sequence.token_ids)),))
+            tokens.append(self._sampled(sequence))
         scheduler.commit(plan, tokens)
         for chunk in plan.chunks:
             for receipt in (chunk.sequence.request.receipt, scheduler.totals):
                 receipt.completion_tokens += steps - 1
-            self._last_token[chunk.sequence.request.request_id] = self.now
+            self._last_token[chunk.sequence] = self.now
         rows = len(plan.chunks)
         for before, end in zip([start, *ends], ends, strict=False):
             measures.itl.add(end - before, rows)

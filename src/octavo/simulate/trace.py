@@ -17,6 +17,8 @@ from typing import Any
 from octavo.errors import ConfigError, show
 
 MOONCAKE_BLOCK = 512
+MOST_ANSWERS = 128
+"""Of one request: as many as `octavo serve` gives."""
 _MOST_TOKENS = 1 << 30
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _UNIQUE = 1 << 30  # token ids from here up belong to one request each
@@ -27,7 +29,8 @@ class Arrival:
     """One request: when it comes, in seconds from the first, and its tokens.
 
     `ids` name the blocks of `block_size` tokens of the prompt and `output_ids` go on from its last full block. They are
-    dense, from 0. `index` numbers the requests of a trace.
+    dense, from 0. `index` numbers the requests of a trace. There are `n` answers of `output` tokens each; `output_ids`
+    are of the first, the others share nothing with anybody.
     """
 
     index: int
@@ -38,6 +41,7 @@ class Arrival:
     ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     priority: int = 0
+    n: int = 1
 
     @property
     def full(self) -> int:
@@ -53,8 +57,10 @@ class Arrival:
         tail = self.ids[self.full : self.full + 1] or self.output_ids[:1] or (self._own,)
         return tokens + [tail[0]] * rest
 
-    def output_token(self, position: int) -> int:
-        """The generated token at `position` of the sequence."""
+    def output_token(self, position: int, choice: int = 0) -> int:
+        """The generated token at `position` of the sequence that answer number `choice` is in."""
+        if choice:
+            return -(self.index * MOST_ANSWERS + choice)
         if not self.output_ids:
             return self._own
         block = position // self.block_size - self.full
@@ -94,6 +100,7 @@ def _from_zero(found: list[Arrival]) -> list[Arrival]:
             tuple(dense.setdefault(name, len(dense)) for name in a.ids),
             tuple(dense.setdefault(name, len(dense)) for name in a.output_ids),
             a.priority,
+            a.n,
         )
         for index, a in enumerate(found)
     ]
@@ -108,15 +115,15 @@ class _Line:
     def fail(self, field: str, why: str) -> ConfigError:
         return ConfigError(f"{self.path}, line {self.number}: {field} {why}", param=field)
 
-    def count(self, field: str, least: int, default: int | None = None) -> int:
-        """A whole number of at least `least`."""
+    def count(self, field: str, least: int, default: int | None = None, most: int = _MOST_TOKENS) -> int:
+        """A whole number from `least` to `most`."""
         value = self.values.get(field, default)
         if value is None:
             raise self.fail(field, "is missing")
         if isinstance(value, str) and value.strip().isdecimal():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST_TOKENS:
-            raise self.fail(field, f"is {show(value)}, not a whole number from {least} to {_MOST_TOKENS}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.fail(field, f"is {show(value)}, not a whole number from {least} to {most}")
         return value
 
     def ids(self, field: str) -> tuple[int, ...]:
@@ -146,6 +153,7 @@ def _json_arrival(line: _Line) -> Arrival:
         raise line.fail("timestamp", "is missing" if at is None else f"is {show(at)}, not milliseconds")
     size = line.count("block_size", 1, MOONCAKE_BLOCK)
     prompt, output = line.count("input_length", 1), line.count("output_length", 0)
+    n = line.count("n", 1, 1, MOST_ANSWERS)
     ids = line.ids("hash_ids")
     if len(ids) not in (prompt // size, -(-prompt // size)):
         raise line.fail("hash_ids", f"has {len(ids)} ids for {prompt} tokens in blocks of {size}")
@@ -153,7 +161,8 @@ def _json_arrival(line: _Line) -> Arrival:
     priority = line.values.get("priority", 0)
     if type(priority) is not int:
         raise line.fail("priority", f"is {show(priority)}, not a whole number")
-    return Arrival(0, at / 1000, prompt, max(1, output), size, ids, output_ids, priority)
+    each = max(1, -(-output // n))  # the log has the sum of all answers
+    return Arrival(0, at / 1000, prompt, each, size, ids, output_ids, priority, n)
 
 
 def _read_csv(path: Path, lines: Iterator[str]) -> Iterator[Arrival]:
