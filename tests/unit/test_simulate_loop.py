@@ -459,6 +459,7 @@ def test_people_read_which_times_are_calibrated(trace: Path, capsys: pytest.Capt
         (["--model", "smollm2", "--hardware", "cpu", "--cache-policy", "fifo"], "cache_policy"),
         (["--model", "smollm2", "--hardware", "cpu", "--max-num-seqs", "0"], "max_num_seqs"),
         (["--model", "smollm2", "--hardware", "cpu", "--processes", "0"], "processes"),
+        (["--model", "smollm2", "--hardware", "cpu", "--processes", "2", "--routing", "prefix"], "processes"),
         (["--model", "smollm2", "--hardware", "cpu", "--num-threads", "0"], "num_threads"),
         (["--requests", "0", "--cache-only"], "requests"),
         (["--speed", "-1", "--cache-only"], "speed"),

@@ -147,6 +147,12 @@ def run(
     ):
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be at least 1", param=name)
+    if processes > 1 and "round-robin" not in routing.split(","):
+        raise ConfigError(
+            f"processes={processes}: replicas behind routing={routing!r} watch each other and are simulated together; "
+            "leave it out",
+            param="processes",
+        )
     options: dict[str, Any] = {"weights": weights, "kv_budget": kv_budget, "block_size": block_size}
     plan = make_plan(model, hardware, kv_cache_dtype=kv_cache_dtype, notice=notice, **options)
     cases = {case.format: case for case in plan.cases}
