@@ -50,7 +50,9 @@ def test_memory_full_of_nan_changes_nothing(kind: str, dtype: str, engine_of: Ca
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["prefix caching", "no prefix caching"])
-@pytest.mark.parametrize(("kind", "count"), [("12 over 4 heads of 80", 9), ("qwen2, mixed windows", 9)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [(kind, sized(9, 16)) for kind in ("12 over 4 heads of 80", "qwen2, mixed windows")]
+)
 def test_preempted_and_resumed(
     kind: str, count: int, caching: bool, engine_of: Callable[..., Engine]
 ) -> None:
