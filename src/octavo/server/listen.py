@@ -1,8 +1,9 @@
 """The HTTP server itself: uvicorn, with bounds on what it leaves open.
 
 A connection that takes longer than `body_timeout` for its headers is closed, and so is one whose headers are longer
-than `MAX_HEAD`, or that goes on sending a body that was already refused. Beyond `max_connections` new ones are
-turned away.
+than `MAX_HEAD`, or that goes on sending a body that was already refused. So is one whose client has been given all
+there is for it and reads none of that for `send_timeout`; streams in the middle are watched by `sse`. Beyond
+`max_connections` new ones are turned away.
 """
 
 from __future__ import annotations
@@ -129,9 +130,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head: int | None = 0  # bytes of a head that is not complete yet; None while a body is read
         self._begun = False
         self._clock: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._unread: tuple[object, bool, int] | None = None  # as seen by the last `_look`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._look()
         if len(self.connections) > self.bounds.max_connections:
             self._turn_away(503, f"{self.bounds.max_connections} connections are open; try again later")
             return
@@ -139,6 +143,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        if self._watch is not None:
+            self._watch.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -193,6 +199,24 @@ class BoundedProtocol(HttpToolsProtocol):
             self._turn_away(408, f"the headers were not complete after {self.bounds.body_timeout:g} s")
         else:
             self.transport.close()
+
+    def _look(self) -> None:
+        """Once in `send_timeout`: drop a client that has read nothing since the last look. Closing waits for it."""
+        size = self.transport.get_write_buffer_size()
+        unread = (self.cycle, self.transport.is_closing(), size) if size and self._all_written() else None
+        if unread is not None and unread == self._unread:
+            self.transport.abort()
+            return
+        self._unread = unread
+        self._watch = self.loop.call_later(self.bounds.send_timeout, self._look)
+
+    def _all_written(self) -> bool:
+        """Whether nothing is added to what is unread before some of it is read."""
+        if self.transport.is_closing() or self.cycle is None or self.cycle.response_complete:
+            return True
+        return (
+            self.flow.write_paused and not self.cycle.response_started
+        )  # the answer before it is in its way
 
     def _turn_away(self, status: int, message: str) -> None:
         if self.transport.is_closing():
