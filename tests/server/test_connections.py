@@ -103,3 +103,60 @@ def test_a_client_that_reads_slowly_gets_the_whole_answer() -> None:
             assert received == len(LARGE)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_what_comes_behind_a_running_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head without end grows nothing, and the answer before it is whole."""
+    begun, finish = asyncio.Event(), asyncio.Event()
+    head = b"GET / HTTP/1.1\r\n" + b"name: value\r\n" * 1_000_000
+    left = len(GET + head)
+
+    class Counting(BoundedProtocol):
+        def data_received(self, data: bytes) -> None:
+            nonlocal left
+            left -= len(data)
+            super().data_received(data)
+
+    monkeypatch.setattr("octavo.server.listen.BoundedProtocol", Counting)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await finish.wait()
+        await answer_of(b"well", close=False)(scope, receive, send)
+
+    async def scenario() -> None:
+        async with connection(app) as client:
+            client.writer.write(GET)
+            await begun.wait()
+            client.writer.write(head)
+            while left:
+                await asyncio.sleep(0.01)
+            headers = client.protocol.headers
+            assert sum(len(name) + len(value) for name, value in headers) < 512 * 1024
+            finish.set()
+            answer = await client.reader.read()
+            assert (answer.count(b"HTTP/1.1 200"), answer[-4:]) == (1, b"well")
+            await client.until_forgotten()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_client_is_missed_though_its_second_request_was_refused() -> None:
+    begun, missed = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        missed.set()
+
+    async def scenario() -> None:
+        async with connection(app) as client:
+            client.writer.write(GET)
+            await begun.wait()
+            client.writer.write(b"nonsense\r\n\r\n" + LARGE)
+            await client.writer.drain()
+            client.writer.transport.abort()
+            await missed.wait()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

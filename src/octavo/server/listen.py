@@ -129,6 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._head: int | None = 0  # bytes of a head that is not complete yet; None while a body is read
         self._begun = False
+        self._deaf = False  # to what comes behind the last request that is answered
         self._clock: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._unread: tuple[object, bool, int] | None = None  # as seen by the last `_look`
@@ -148,7 +149,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        # It is read even then, since a connection that is not read does not tell that the client has left.
+        if self.transport.is_closing() or self._deaf:
             return
         if self._head is not None:
             self._head += len(data)
@@ -222,9 +224,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.keep_alive = (
-                False  # an earlier request is being answered; nothing may come before that
-            )
+            # An earlier request is being answered; nothing may come before that, and nothing comes after it.
+            self.cycle.keep_alive, self._deaf = False, True
             return
         error = OctavoError(message)
         error.status, error.code = status, "connection_refused"
