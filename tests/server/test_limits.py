@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import os
@@ -17,9 +18,11 @@ import pytest
 from octavo import AsyncEngine
 from octavo.config import ServerConfig
 from octavo.errors import ConfigError
+from octavo.server.backlog import Backlog
 from octavo.server.body import FREE, Bodies
 from octavo.server.listen import bind
 from octavo.server.logs import LineWriter
+from octavo.server.requestlog import RequestLog
 from support.serving import Served, serving
 from support.sizes import sized
 
@@ -244,6 +247,53 @@ def test_no_request_waits_for_a_disk_that_is_full(tiny_engine: AsyncEngine) -> N
             assert client.post("/v1/completions", json={"model": "tiny", "prompt": "x"}).status_code == 200
 
 
+def test_a_backlog_is_bounded_and_counts_what_it_drops() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    written: list[tuple[int, int]] = []
+
+    def write(item: int, dropped: int) -> None:
+        begun.set()
+        go_on.wait(60)
+        written.append((item, dropped))
+
+    backlog = Backlog("backlog", 3, write)
+    backlog.put(0)
+    assert begun.wait(60)
+    for item in range(1, 9):
+        backlog.put(item)
+    assert not backlog.close(0)
+    go_on.set()
+    assert backlog.close(60)
+    assert written == [(0, 0), (1, 5), (2, 0), (3, 0)]
+
+
+def test_a_line_that_a_full_disk_tore_is_followed_by_whole_ones(tmp_path: Path) -> None:
+    """Also where all that is missing is its end."""
+    lines = [{"number": number, "finish_reason": "stop"} for number in range(4)]
+    room = [10, len(json.dumps(lines[1])) + 1, 1000, 1000]
+
+    class Disk(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[: room.pop(0)])
+
+        def close(self) -> None:
+            pass
+
+    log = RequestLog(tmp_path / "log", 16)
+    log._file.close()
+    disk: Any = Disk()
+    log._file = disk
+    record: Any = lambda number, reason: lines[number]  # noqa: E731
+    log._record = record  # type: ignore[method-assign]
+    for number in range(4):
+        live: Any = number
+        log.add(live, "stop")
+    log.close()
+    torn, *whole = disk.getvalue().splitlines()
+    assert torn == json.dumps(lines[0])[:10].encode()
+    assert [json.loads(line) for line in whole] == lines[1:]
+
+
 def test_a_log_that_nobody_reads_stops_nobody() -> None:
     reader, pipe = os.pipe()
     writer = LineWriter(pipe)
@@ -264,7 +314,7 @@ def test_a_log_that_nobody_reads_stops_nobody() -> None:
     while b"could not be written" not in received:
         logger.warning("last")
     logger.removeHandler(writer)
-    while not writer._lines.empty():
+    while not writer._lines._items.empty():
         pass
     writer.close()
     os.close(pipe)

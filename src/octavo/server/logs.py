@@ -12,17 +12,16 @@ import json
 import logging
 import os
 import re
-import threading
 import time
 import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.outputs import RequestOutput
+from octavo.server.backlog import Backlog
 from octavo.server.problems import internal, response_to
 
 if TYPE_CHECKING:
@@ -218,48 +217,32 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineWriter(logging.Handler):
-    """Writes records to the file descriptor `file`, a line each, in a thread of its own.
-
-    A terminal that is held, or a pipe that nobody reads, so stops no request. Of what cannot be written
-    `CAPACITY` lines wait; what comes after them is dropped and counted.
-    """
+    """Writes records to the file descriptor `file`, a line each, in a thread of its own, which counts what is lost."""
 
     CAPACITY = 10_000
 
     def __init__(self, file: int) -> None:
         super().__init__()
         self._file = file
-        self._lines: Queue[str | None] = Queue(self.CAPACITY)
-        self._dropped = 0
-        self._thread = threading.Thread(target=self._run, name="octavo-log", daemon=True)
-        self._thread.start()
+        self._lines: Backlog[str] = Backlog("octavo-log", self.CAPACITY, self._write)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the record."""
-        try:
-            self._lines.put_nowait(self.format(record))
-        except Full:
-            self._dropped += 1
+        self._lines.put(self.format(record))
 
     def close(self) -> None:
         """Write what waits, for at most a second, and take no more. Idempotent."""
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self)
-        with contextlib.suppress(Full):
-            self._lines.put_nowait(None)
-        self._thread.join(1)
+        self._lines.close(0.5)
         super().close()
 
-    def _run(self) -> None:
-        while (line := self._lines.get()) is not None:
-            if self._dropped:
-                dropped, self._dropped = self._dropped, 0
-                text = f"{dropped} lines of the log could not be written"
-                line += "\n" + self.format(
-                    logging.LogRecord("octavo", logging.WARNING, "", 0, text, None, None)
-                )
-            with contextlib.suppress(OSError):  # closed, or a full disk
-                os.write(self._file, (line + "\n").encode(errors="replace"))
+    def _write(self, line: str, dropped: int) -> None:
+        if dropped:
+            text = f"{dropped} lines of the log could not be written"
+            line += "\n" + self.format(logging.LogRecord("octavo", logging.WARNING, "", 0, text, None, None))
+        with contextlib.suppress(OSError):  # closed, or a full disk
+            os.write(self._file, (line + "\n").encode(errors="replace"))
 
 
 def log_to_stderr(as_json: bool) -> LineWriter:

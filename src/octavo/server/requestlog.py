@@ -12,25 +12,29 @@ import json
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from octavo.cache.hashing import Hasher, Namespace, pack
 from octavo.errors import ConfigError
 from octavo.live import LiveRequest
+from octavo.server.backlog import Backlog
 
 logger = logging.getLogger("octavo")
 
 
 class RequestLog:
-    """Appends to `path`, in a thread of its own, so that a slow disk delays no step.
+    """Appends to `path`, in a thread of its own, so that a slow disk delays no step. Of one that hangs it holds
+    `CAPACITY` requests; the log says how many more have got no line.
 
     Raises `ConfigError` if the file cannot be written.
     """
+
+    CAPACITY = 1000
+    PATIENCE_S = 5.0
+    """How long the disk has to take what waits at the end."""
 
     def __init__(self, path: Path, block_size: int) -> None:
         self._block_size = block_size
@@ -44,32 +48,35 @@ class RequestLog:
             raise ConfigError(
                 f"request_log={os.fspath(path)!r} cannot be written: {error.strerror}", param="request_log"
             ) from error
-        self._queue: SimpleQueue[tuple[LiveRequest, str] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="octavo-request-log", daemon=True)
-        self._thread.start()
+        self._ended: Backlog[tuple[LiveRequest, str]] = Backlog(
+            "octavo-request-log", self.CAPACITY, self._write
+        )
 
     def add(self, live: LiveRequest, reason: str) -> None:
         """`live` has ended and changes no more."""
-        self._queue.put((live, reason))
+        self._ended.put((live, reason))
 
     def close(self) -> None:
         """Write what was added, and close the file. Idempotent."""
-        self._queue.put(None)
-        self._thread.join()
-        self._file.close()
+        if self._ended.close(self.PATIENCE_S):
+            self._file.close()
+        else:
+            logger.error("the end of the request log could not be written: the disk does not answer")
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            line = json.dumps(self._record(*item)).encode() + b"\n"
-            try:
-                # What a full disk left of the line before is a line of its own.
-                written = self._file.write(b"\n" + line if self._torn else line)
-            except OSError as error:
-                if not self._torn:
-                    logger.error("the request log cannot be written: %s", error.strerror)
-                self._torn = True
-            else:
-                self._torn = written < len(line)
+    def _write(self, item: tuple[LiveRequest, str], dropped: int) -> None:
+        if dropped:
+            logger.error("%d requests are missing in the request log: the disk is too slow", dropped)
+        line = json.dumps(self._record(*item)).encode() + b"\n"
+        if self._torn:  # what a full disk left of the line before is a line of its own
+            line = b"\n" + line
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            if not self._torn:
+                logger.error("the request log cannot be written: %s", error.strerror)
+            self._torn = True
+        else:
+            self._torn = written < len(line)
 
     def _record(self, live: LiveRequest, reason: str) -> dict[str, Any]:
         request, timing = live.request, live.timing
