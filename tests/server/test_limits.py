@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from octavo.server.backlog import Backlog
 from octavo.server.body import FREE, Bodies
 from octavo.server.listen import bind
 from octavo.server.logs import LineWriter
+from octavo.server.moment import unix
 from octavo.server.requestlog import RequestLog
 from support.serving import Served, serving
 from support.sizes import sized
@@ -245,6 +247,18 @@ def test_no_request_waits_for_a_disk_that_is_full(tiny_engine: AsyncEngine) -> N
     with serving(tiny_engine, request_log=Path("/dev/full")) as served, served.client() as client:
         for _ in range(3):
             assert client.post("/v1/completions", json={"model": "tiny", "prompt": "x"}).status_code == 200
+
+
+def test_two_runs_in_one_request_log_stay_apart(tiny_engine: AsyncEngine, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    moments = []
+    for _ in range(2):
+        with serving(tiny_engine, request_log=log) as served, served.client() as client:
+            moments.append(unix(time.monotonic()))
+            assert client.post("/v1/completions", json={"model": "tiny", "prompt": "x"}).status_code == 200
+            moments.append(unix(time.monotonic()))
+    first, second = [json.loads(line)["timestamp"] / 1000 for line in log.read_text().splitlines()]
+    assert [*moments[:1], first, *moments[1:3], second, moments[3]] == sorted([*moments, first, second])
 
 
 def test_a_backlog_is_bounded_and_counts_what_it_drops() -> None:

@@ -1,6 +1,6 @@
 """The request log: what a simulator needs of each request, and no text.
 
-One JSON object per line. `timestamp` (milliseconds since the log was opened), `input_length`, `output_length` and
+One JSON object per line. `timestamp` (of the arrival, Unix milliseconds), `input_length`, `output_length` and
 `hash_ids` are those of the Mooncake traces; `hash_ids` has one id per full block of the prompt and `output_hash_ids`
 goes on over the first answer. Equal ids are equal beginnings of the same tenant and salt. The chain starts from a
 secret that is drawn anew each time, so that nobody can find a text by hashing guesses.
@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import secrets
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from octavo.cache.hashing import Hasher, Namespace, pack
 from octavo.errors import ConfigError
 from octavo.live import LiveRequest
 from octavo.server.backlog import Backlog
+from octavo.server.moment import unix
 
 logger = logging.getLogger("octavo")
 
@@ -40,7 +40,6 @@ class RequestLog:
         self._block_size = block_size
         self._hasher = Hasher()
         self._secret = secrets.token_hex(16)
-        self._start = time.monotonic()
         self._torn = False
         try:
             self._file = path.open("ab", buffering=0)
@@ -87,7 +86,7 @@ class RequestLog:
         ids = self._ids(request.namespace, prompt + first[:-1])
         full = len(prompt) // self._block_size
         return {
-            "timestamp": round((timing.arrived - self._start) * 1000),
+            "timestamp": round(unix(timing.arrived) * 1000),
             "input_length": len(prompt),
             "output_length": sum(len(answer.token_ids) for answer in answers),
             "hash_ids": ids[:full],
