@@ -78,6 +78,20 @@ def test_tokens_and_back(served: Served) -> None:
         )
 
 
+def test_to_count_a_conversation_waits_for_no_prompt_and_has_no_limit(served: Served) -> None:
+    messages = [{"role": "user", "content": "x" * 5000}]
+    expected = len(served.state.tokenizer.apply_chat_template(messages))
+    assert expected > served.state.facts.max_model_len
+    release = threading.Event()
+    prompt = served.engine._door.submit(release.wait, 60)
+    with served.client() as client:
+        assert client.post("/tokenize", json={"messages": messages}).json()["count"] == expected
+        counted = client.post("/v1/messages/count_tokens", json={"model": "tiny", "messages": messages})
+        assert counted.json() == {"input_tokens": expected}
+    assert not prompt.done()
+    release.set()
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

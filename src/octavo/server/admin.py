@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from octavo import __version__
 from octavo.errors import InvalidRequest, OctavoError, show
 from octavo.kernels import native
 from octavo.server.auth import require_operator
-from octavo.server.generation import encode_chat
+from octavo.server.generation import count, count_chat
 from octavo.server.metrics import Reading
 from octavo.server.openai.messages import Message
 from octavo.server.openai.strict import Strict
@@ -27,9 +26,6 @@ router = APIRouter(tags=["server"])
 State = Annotated[ServerState, Depends(state_of)]
 PATIENCE_S = 5.0
 """How long metrics wait for the engine, which answers between two steps."""
-
-# Texts that are only counted must not delay the prompts of requests.
-_counting = ThreadPoolExecutor(1, "octavo-tokenize")
 
 
 class Model(BaseModel):
@@ -161,9 +157,7 @@ async def _tokens(body: TokenizeRequest, tenant: str, state: ServerState) -> lis
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if text is not None:
         special = body.add_special_tokens is not False
-        return await asyncio.get_running_loop().run_in_executor(
-            _counting, lambda: tokenizer.encode(text, special)
-        )
+        return await count(lambda: tokenizer.encode(text, special))
     if body.add_special_tokens is not None:
         raise InvalidRequest(
             "add_special_tokens does nothing with messages, whose template writes them; leave it out",
@@ -171,10 +165,7 @@ async def _tokens(body: TokenizeRequest, tenant: str, state: ServerState) -> lis
         )
     assert body.messages is not None
     messages = [message.model_dump(exclude_none=True) for message in body.messages]
-    _, tokens = await encode_chat(
-        state, messages, (tenant, None), add_generation_prompt=body.add_generation_prompt
-    )
-    return tokens
+    return await count_chat(state, messages, (tenant, None), add_generation_prompt=body.add_generation_prompt)
 
 
 @router.post("/detokenize")
@@ -187,9 +178,7 @@ async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeRespons
             raise InvalidRequest(
                 f"tokens[{at}]={show(token)} is not a token id from 0 to {known - 1}", param="tokens"
             )
-    text = await asyncio.get_running_loop().run_in_executor(
-        _counting, lambda: state.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    )
+    text = await count(lambda: state.tokenizer.decode(body.tokens, skip_special_tokens=False))
     return DetokenizeResponse(prompt=text)
 
 

@@ -7,7 +7,8 @@ remember what was said, so that the next turn of a conversation finds its blocks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from octavo.server.logs import begin, note, note_aborted
 from octavo.server.state import ServerState
 
 T = TypeVar("T")
+
+_counting = ThreadPoolExecutor(1, "octavo-tokenize")
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,21 @@ async def encode_chat(
         return text, state.turns.encode(text, owner)
 
     return await state.engine.aside(encode)
+
+
+async def count_chat(
+    state: ServerState,
+    messages: Sequence[Mapping[str, Any]],
+    owner: tuple[str, str | None],
+    **options: Any,
+) -> list[int]:
+    """The token ids that `encode_chat` gives, however many. Raises as it does."""
+    return await count(lambda: state.turns.encode(state.tokenizer.render_chat(messages, **options), owner))
+
+
+async def count(function: Callable[[], T]) -> T:
+    """What `function` returns or raises in a thread for what is only counted, which delays no request's prompt."""
+    return await asyncio.get_running_loop().run_in_executor(_counting, function)
 
 
 async def deltas(state: ServerState, job: Job) -> AsyncGenerator[tuple[list[Delta], RequestOutput], None]:

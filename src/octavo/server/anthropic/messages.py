@@ -53,7 +53,9 @@ async def count_tokens(body: Prompt, request: Request, state: State) -> TokenCou
     """The length of the prompt that a conversation makes."""
     state.check_model(body.model)
     conversation = Conversation(translate.chat_request(body), state.tokenizer)
-    _, token_ids = await _encode(state, conversation, (request.state.tenant, None))
+    token_ids = await generation.count_chat(
+        state, conversation.messages(), (request.state.tenant, None), **conversation.options()
+    )
     return {"input_tokens": len(token_ids)}
 
 
@@ -62,7 +64,9 @@ async def _job(
 ) -> Job:
     tenant: str = request.state.tenant
     params = conversation.params()
-    text, token_ids = await _encode(state, conversation, (tenant, body.cache_salt))
+    text, token_ids = await generation.encode_chat(
+        state, conversation.messages(), (tenant, body.cache_salt), **conversation.options()
+    )
     ttl = translate.keep_for(body)
     if ttl is not None and (kept := await _marked_tokens(state, body, text, token_ids)):
         params = replace(params, cache_ttl=ttl, cache_ttl_tokens=kept)
@@ -74,12 +78,6 @@ async def _job(
         label=None if body.metadata is None else body.metadata.user_id,
         chat_text=text,
     )
-
-
-async def _encode(
-    state: ServerState, conversation: Conversation, owner: tuple[str, str | None]
-) -> tuple[str, list[int]]:
-    return await generation.encode_chat(state, conversation.messages(), owner, **conversation.options())
 
 
 async def _marked_tokens(state: ServerState, body: Prompt, text: str, token_ids: list[int]) -> int:
