@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from octavo import AsyncEngine, SamplingParams
-from octavo.errors import Overloaded
+from octavo.errors import OctavoError, Overloaded
 from octavo.server import dashboard
 from octavo.server import feed as feeds
 from octavo.server.feed import WATCHERS, Feed, Ring
@@ -92,6 +92,10 @@ async def generate(engine: AsyncEngine, prompt: str, count: int = 1, **options: 
             pass
 
     await asyncio.gather(*(one(i) for i in range(count)))
+
+
+async def last(stream: AsyncGenerator[bytes, None]) -> bytes:
+    return [data async for data in stream][-1]
 
 
 async def is_idle(engine: AsyncEngine) -> None:
@@ -183,6 +187,73 @@ def test_nothing_is_looked_at_for_nobody(tiny_engine: AsyncEngine, monkeypatch: 
         assert looks <= seen + 1
 
     run(scenario())
+
+
+def test_pictures_are_new_and_looks_are_shared(
+    tiny_engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks at once gets the same, who asks after something has happened sees it, and all wait for their turn."""
+    looks = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(*args)
+
+    monkeypatch.setattr(feeds, "look", counted)
+
+    async def scenario() -> None:
+        feed = Feed(tiny_engine, Witness())
+        for i in range(3):
+            await generate(tiny_engine, f"shared {i}")
+            await is_idle(tiny_engine)
+            steps = await tiny_engine.call(lambda engine: engine.steps)
+            pictures = await asyncio.gather(*(feed.picture() for _ in range(10)))
+            assert {json.loads(picture)["now"]["steps"] for picture in pictures} == {steps}
+        assert looks == 3
+        monkeypatch.setattr(feeds, "SHARE", 1e-9)
+        await feed.look()
+        assert feed._period == feeds.LONGEST_PERIOD_S
+        early = asyncio.ensure_future(feed.picture())
+        await asyncio.wait({early}, timeout=0.2)
+        assert (early.done(), looks) == (False, 4)
+        early.cancel()
+
+    run(scenario())
+
+
+def test_what_nobody_watches_is_not_kept(tiny_engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "LONGEST_PERIOD_S", 0.01)
+
+    async def scenario() -> None:
+        feed = Feed(tiny_engine, Witness())
+        stream = feed.watch()
+        await anext(stream)
+        assert feed._latest is not None
+        await stream.aclose()
+        while feed._latest is not None:
+            await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+def test_a_bug_ends_the_feed_of_those_who_watch(
+    tiny_engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        feed = Feed(tiny_engine, Witness())
+        stream = feed.watch()
+        await anext(stream)
+        monkeypatch.setattr(feeds, "look", broken)
+        with pytest.raises(OctavoError, match="internal error"):
+            await last(stream)
+        assert feed.ended
+
+    run(scenario())
+    assert "the feed of the cache has failed" in caplog.text
 
 
 def test_only_so_many_watch(tiny_engine: AsyncEngine) -> None:

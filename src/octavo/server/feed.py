@@ -1,25 +1,27 @@
 """The feed: what happens in the cache, for all who watch.
 
-One task looks at the engine, however many watch: about twice a second, less often where a look takes more than a
-hundredth of the time. A watcher gets the whole picture and then what has changed since what it was sent last, so a
-slow one gets fewer and larger changes, and nothing is queued for it. While nobody watches only a few counters are
-read now and then, so that the first one to come sees the last minutes.
+However many watch or ask for a picture, the engine is looked at about twice a second at most, less often where that,
+and what is made of it, takes more than a hundredth of the time. A watcher gets the whole picture and then what has
+changed since what it was sent last, so a slow one gets fewer and larger changes, and nothing is queued for it. While
+nobody watches only a few counters are read now and then, so that the first one to come sees the last minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
 from octavo.aio import AsyncEngine
 from octavo.errors import OctavoError, Overloaded
 from octavo.server.moment import Json, Moment, change, columns_of, look, merged, sample, whole
+from octavo.server.problems import internal
 from octavo.server.sse import event
 from octavo.server.witness import ENDED, Witness
 
@@ -28,10 +30,14 @@ if TYPE_CHECKING:
 
     from octavo.engine import Engine
 
+logger = logging.getLogger("octavo")
+
+T = TypeVar("T")
+
 PERIOD_S = 0.5
 LONGEST_PERIOD_S = 5.0
 SHARE = 0.01
-"""The most of the engine's time that looking at it may take."""
+"""The most of the time that looking at the engine may take, where `LONGEST_PERIOD_S` is enough for that."""
 SAMPLES = 600
 EVENTS = 400
 WATCHERS = 32
@@ -96,6 +102,8 @@ class Feed:
         self._closing = closing
         self._watchers = 0
         self._period = PERIOD_S
+        self._looked_at = -LONGEST_PERIOD_S
+        self._cost_s = 0.0  # since then, what kept the engine, or the interpreter, from other work
         self._latest: Moment | None = None
         self._failure: OctavoError | None = None
         self._one_look = asyncio.Lock()
@@ -111,19 +119,37 @@ class Feed:
     async def look(self) -> Moment:
         """A new moment, for one or for all. Raises `OctavoError` if the engine has ended."""
         async with self._one_look:
-            took, moment = await self._engine.call(self._timed_look)
-            events = await asyncio.to_thread(_digest, moment)
-            self._period = min(max(PERIOD_S, took / SHARE), LONGEST_PERIOD_S)
-            self._recent.add(moment, events)
-            self._latest = moment
+            return await self._look()
+
+    async def _look(self) -> Moment:
+        self._looked_at = time.monotonic()
+        took, moment = await self._engine.call(self._timed_look)
+        events = await self._aside(_digest, moment)
+        cost, self._cost_s = took + self._cost_s, 0.0
+        self._period = min(max(PERIOD_S, cost / SHARE), LONGEST_PERIOD_S)
+        self._recent.add(moment, events)
+        self._latest = moment
         return moment
 
+    async def _moment(self, oldest: float) -> Moment:
+        """One not older than `oldest`, for all who ask meanwhile; it comes when it is time to look again."""
+        async with self._one_look:
+            if self._latest is not None and self._looked_at >= oldest:
+                return self._latest
+            await asyncio.sleep(self._looked_at + self._period - time.monotonic())
+            return await self._look()
+
+    async def _aside(self, function: Callable[..., T], *args: object) -> T:
+        cost, result = await asyncio.to_thread(_timed, function, *args)
+        self._cost_s += cost
+        return result
+
     async def picture(self) -> bytes:
-        """The answer of `/cache`."""
-        moment = await self.look()
+        """The answer of `/cache`, as it is after it was asked for."""
+        moment = await self._moment(time.monotonic())
         recent = self._recent.since(NOTHING)
         del recent["history"]
-        return await asyncio.to_thread(_dump_whole, moment, recent)
+        return await self._aside(_dump_whole, moment, recent)
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
         """Events for one watcher: `picture`, then `change` after `change`. Raises `Overloaded` if too many watch."""
@@ -132,16 +158,16 @@ class Feed:
         self._watchers += 1
         self._came.set()
         try:
-            sent = await self.look()
+            sent = await self._moment(time.monotonic() - self._period)
             recent, seen = self._recent.since(NOTHING), self._recent.counts
-            yield event(await asyncio.to_thread(_dump_whole, sent, recent), "picture")
+            yield event(await self._aside(_dump_whole, sent, recent), "picture")
             while not self._closing():
                 await self._other_than(sent)
                 latest = self._latest
                 assert latest is not None
                 recent, seen = self._recent.since(seen), self._recent.counts
                 before, sent = sent, latest
-                yield event(await asyncio.to_thread(_dump_change, before, sent, recent), "change")
+                yield event(await self._aside(_dump_change, before, sent, recent), "change")
         finally:
             self._watchers -= 1
 
@@ -150,16 +176,19 @@ class Feed:
             while True:
                 self._came.clear()
                 if self._watchers:
-                    await self.look()
+                    await self._moment(time.monotonic())
                     self._tell()
-                    await asyncio.sleep(self._period)
                 else:
+                    self._latest = None  # as large as the cache has blocks
                     self._recent.samples.add([await self._engine.call(self._sample)])
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._came.wait(), LONGEST_PERIOD_S)
         except OctavoError as error:
             self._failure = error
-            self._tell()
+        except Exception:
+            logger.exception("the feed of the cache has failed")
+            self._failure = internal()
+        self._tell()
 
     async def _other_than(self, sent: Moment) -> None:
         while self._latest is sent and not self._closing():
@@ -188,6 +217,12 @@ def feed_of(app: FastAPI) -> Feed:
         state = app.state.octavo
         feed = app.state.feed = Feed(state.engine, state.witness, lambda: state.draining)
     return feed
+
+
+def _timed(function: Callable[..., T], *args: object) -> tuple[float, T]:
+    start = time.thread_time()
+    result = function(*args)
+    return time.thread_time() - start, result
 
 
 def _digest(moment: Moment) -> list[Json]:
