@@ -29,7 +29,6 @@ from octavo.live import LiveRequest
 from octavo.model.pull import Notice
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import SamplingParams
-from octavo.turns import Turns
 from octavo.watch import EngineTotals, Health, Observer
 
 logger = logging.getLogger("octavo")
@@ -134,10 +133,6 @@ class AsyncEngine:
         """Raises `ContextLengthExceeded` if `text` is so long that it need not be encoded to be refused."""
         if (engine := self._engine) is not None:
             engine.door.check_text(text)
-
-    def turns(self) -> Turns:
-        """A memory of conversations for this model's tokenizer."""
-        return Turns.of(self.tokenizer)
 
     def health(self) -> Health:
         """Whether work goes on, seen from outside: answers at once, whatever the engine thread is doing."""

