@@ -18,9 +18,9 @@ from octavo.server.auth import require_operator
 from octavo.server.generation import count, count_chat
 from octavo.server.metrics import Reading
 from octavo.server.openai.messages import Message
-from octavo.server.openai.strict import Strict
 from octavo.server.problems import errors_documented
 from octavo.server.state import ServerState, state_of
+from octavo.server.strict import Strict
 
 router = APIRouter(tags=["server"])
 State = Annotated[ServerState, Depends(state_of)]

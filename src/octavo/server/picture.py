@@ -6,22 +6,19 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from octavo.errors import error_body
 from octavo.server.auth import require_operator
 from octavo.server.feed import feed_of
 from octavo.server.problems import errors_documented
 from octavo.server.sse import event, stream
+from octavo.server.strict import Strict
 
 router = APIRouter(dependencies=[Depends(require_operator)])
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class LayerGroup(_Model):
+class LayerGroup(Strict):
     """Layers that share blocks. A `window` of null is full attention."""
 
     layers: list[int]
@@ -32,7 +29,7 @@ class LayerGroup(_Model):
     sealed_bytes: Annotated[int, Field(description="Size of a block once it is full.")]
 
 
-class Slabs(_Model):
+class Slabs(Strict):
     """Runs of `count` blocks of one size, by address. Bytes between them are free for any size."""
 
     start: list[int]
@@ -40,7 +37,7 @@ class Slabs(_Model):
     count: list[int]
 
 
-class Owner(_Model):
+class Owner(Strict):
     """For whom a block was computed first."""
 
     tenant: str
@@ -50,7 +47,7 @@ class Owner(_Model):
     request_id: str | None
 
 
-class Blocks(_Model):
+class Blocks(Strict):
     """One list per column; entry i of each is about the same block."""
 
     offset: Annotated[list[int], Field(description="Byte address in the arena; the name of the block.")]
@@ -85,7 +82,7 @@ class Blocks(_Model):
     ]
 
 
-class Choice(_Model):
+class Choice(Strict):
     """One answer of a request. `computed` of its `tokens` are in the cache."""
 
     name: str
@@ -94,7 +91,7 @@ class Choice(_Model):
     computed: int
 
 
-class LiveRequest(_Model):
+class LiveRequest(Strict):
     """A request that runs or waits, and its receipt so far."""
 
     id: str
@@ -114,7 +111,7 @@ class EndedRequest(LiveRequest):
     ended_at: float
 
 
-class Sample(_Model):
+class Sample(Strict):
     """Gauges, and counters since the start."""
 
     time: float
@@ -139,7 +136,7 @@ class Sample(_Model):
     ]
 
 
-class CacheEvent(_Model):
+class CacheEvent(Strict):
     """Something that happened. `blocks` is above 1 where the same happened to several at a time."""
 
     time: float
@@ -151,7 +148,7 @@ class CacheEvent(_Model):
     tokens: int
 
 
-class CachePicture(_Model):
+class CachePicture(Strict):
     """The arena now: every block, who reads it, what it follows; what runs and waits; what happened of late.
 
     Times are Unix times. What is free is what no block covers.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
-from octavo.server.openai.strict import Strict, by_key, one_of
+from octavo.server.strict import Strict, by_key, one_of
 
 MAX_TOOLS = 128
 MAX_STRINGS = 64

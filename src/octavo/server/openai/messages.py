@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from octavo.server.openai.strict import Strict, by_key, by_type, one_of
+from octavo.server.strict import Strict, by_key, by_type, one_of
 
 
 class TextPart(Strict):

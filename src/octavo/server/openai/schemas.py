@@ -13,7 +13,7 @@ from pydantic import Field, Tag, model_validator
 
 from octavo.errors import InvalidRequest, show
 from octavo.server.openai.messages import Message
-from octavo.server.openai.strict import Strict, by_key, by_type, one_of
+from octavo.server.strict import Strict, by_key, by_type, one_of
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
