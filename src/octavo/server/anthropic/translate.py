@@ -27,7 +27,7 @@ from octavo.server.anthropic.schemas import (
 )
 from octavo.server.openai import messages as chat
 from octavo.server.openai import schemas as openai
-from octavo.server.openai.translate import FORM
+from octavo.server.openai.translate import FORM, form_refused
 
 _PARAMETERS = ".function.parameters"
 MARK = "\ue000"
@@ -58,14 +58,12 @@ def blamed_on(prompt: Prompt) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         if error.param == FORM:
-            field = "tools" if prompt.tools else "output_config.format"
-            message = f"{field}: {error.message.removeprefix(FORM).lstrip(' :')}"
-        elif _PARAMETERS in (error.param or ""):
-            field, message = (
-                text.replace(_PARAMETERS, ".input_schema") for text in (error.param or "", error.message)
-            )
-        else:
+            raise form_refused(error, "tools" if prompt.tools else "output_config.format") from error
+        if _PARAMETERS not in (error.param or ""):
             raise
+        field, message = (
+            text.replace(_PARAMETERS, ".input_schema") for text in (error.param or "", error.message)
+        )
         raise InvalidRequest(message, param=field) from error
 
 

@@ -154,9 +154,12 @@ def blamed_on(body: Generation) -> Iterator[None]:
         if error.param != FORM or body.structured_outputs is not None:
             raise
         field = "tools" if isinstance(body, ChatRequest) and body.tools else "response_format"
-        raise InvalidRequest(
-            f"{field}: {error.message.removeprefix(FORM).lstrip(' :')}", param=field
-        ) from error
+        raise form_refused(error, field) from error
+
+
+def form_refused(error: InvalidRequest, field: str) -> InvalidRequest:
+    """`error`, which names `FORM`, about the `field` of a request that the form came by."""
+    return InvalidRequest(f"{field}: {error.message.removeprefix(FORM).lstrip(' :')}", param=field)
 
 
 class Conversation:
