@@ -1,12 +1,10 @@
-"""Frozen configuration. The only module that reads the environment; an unknown key is an error.
+"""Frozen configuration of an engine. The only module that reads the environment; an unknown key is an error.
 
-`EngineConfig` holds what the command line and `LLM(...)` accept, `ServerConfig` what a server adds to that; their
-defaults are read from here.
+`EngineConfig` holds what the command line and `LLM(...)` accept; their defaults are read from here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -20,7 +18,8 @@ from octavo.errors import ConfigError, show
 
 _BYTE_UNITS = {"": 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 _TOKEN_UNITS = {"": 1, "k": 1000, "Ki": 1024, "M": 1000_000, "Mi": 1024**2}
-_MOST = 2**63 - 1
+MOST = 2**63 - 1
+"""The largest whole number that is taken."""
 _SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 # Before torch loads the OpenMP pool: threads that wait for each other sleep after some 20 µs instead of spinning for
@@ -31,8 +30,6 @@ DTYPES = ("auto", "bfloat16", "float32")
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
 CACHE_POLICIES = ("lru", "cost")
 SPAN = 256
-ADMIN = "admin"
-"""The tenant of the admin key."""
 MAX_THREADS = 1024
 """Far more than help; a pool that the system cannot give ends the process without a word."""
 
@@ -137,8 +134,8 @@ def _parse_size(value: int | str, units: dict[str, int], param: str, example: st
         raise ConfigError(
             f"{param}={show(value)} must be at least {least}; write e.g. {example}", param=param
         )
-    if amount > _MOST:
-        raise ConfigError(f"{param}={show(value)} must be at most {_MOST}; write e.g. {example}", param=param)
+    if amount > MOST:
+        raise ConfigError(f"{param}={show(value)} must be at most {MOST}; write e.g. {example}", param=param)
     return amount
 
 
@@ -233,10 +230,8 @@ class EngineConfig:
             optional = name in ("kv_cache_memory", "max_model_len", "num_threads")
             if value is None and optional:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-                raise ConfigError(
-                    f"{name}={show(value)} must be a whole number from 1 to {_MOST}", param=name
-                )
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+                raise ConfigError(f"{name}={show(value)} must be a whole number from 1 to {MOST}", param=name)
         if self.num_threads is not None and self.num_threads > MAX_THREADS:
             raise ConfigError(
                 f"num_threads={self.num_threads} must be at most {MAX_THREADS}; this machine has {os.cpu_count()}",
@@ -306,134 +301,6 @@ def _default_block_size(options: Mapping[str, Any]) -> int:
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if type(value) is not type(allowed[0]) or value not in allowed:
         raise ConfigError(f"{name}={show(value)} is not one of {', '.join(map(str, allowed))}", param=name)
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """How one engine is served over HTTP. Sizes are bytes, times seconds. Raises `ConfigError` on an impossible value.
-
-    | field | meaning |
-    |---|---|
-    | served_model_names | what requests may call the model; none given: its MODEL |
-    | api_keys | key → name of the tenant it belongs to; none: everybody is let in |
-    | admin_key | the key of who may see and change what concerns all tenants |
-    | share_prefixes | all tenants share one cache namespace |
-    | max_body | the longest body of a request |
-    | max_bodies | what the bodies of all requests may hold together |
-    | max_messages | the most messages of a conversation |
-    | body_timeout | how long the headers, and then the body, of a request may take to arrive |
-    | send_timeout | how long a client may leave what it was sent unread before its request is dropped |
-    | max_connections | open connections; further ones are turned away |
-    | stall_timeout | queued work without a finished step for this long turns /health to 503 |
-    | log_json | one JSON object per line of the log |
-    | log_prompts | prompts and answers may be logged |
-    | request_log | a file that gets a line per answered request: lengths, block hashes and times, no text |
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_model_names: tuple[str, ...] = ()
-    api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-    admin_key: str | None = field(default=None, repr=False)
-    share_prefixes: bool = False
-    max_body: int = 16 * 1024**2
-    max_bodies: int = 256 * 1024**2
-    max_messages: int = 10_000
-    body_timeout: float = 30.0
-    send_timeout: float = 30.0
-    max_connections: int = 1000
-    stall_timeout: float = 60.0
-    log_json: bool = False
-    log_prompts: bool = False
-    request_log: Path | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("port", 0),
-            ("max_body", 1),
-            ("max_bodies", 1),
-            ("max_messages", 1),
-            ("max_connections", 1),
-        ):
-            value = getattr(self, name)
-            most = 65535 if name == "port" else _MOST
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise ConfigError(
-                    f"{name}={show(value)} must be a whole number from {least} to {most}", param=name
-                )
-        for name in ("body_timeout", "send_timeout", "stall_timeout"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ConfigError(f"{name}={show(value)} must be seconds, more than 0", param=name)
-        if self.max_bodies < self.max_body:
-            raise ConfigError(
-                f"max_bodies={self.max_bodies} must be at least max_body={self.max_body}, or no body of that size "
-                "could ever be read",
-                param="max_bodies",
-            )
-        for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key])):
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
-                raise ConfigError(
-                    "a key must be printable ASCII without spaces, and not empty", param="api_key"
-                )
-        if ADMIN in self.api_keys.values():
-            raise ConfigError(
-                f"the tenant {ADMIN!r} is that of --admin-key; name it otherwise", param="api_key_file"
-            )
-        if self.admin_key is not None and self.admin_key in self.api_keys:
-            raise ConfigError("the admin key is also a tenant's; make another one", param="admin_key")
-        if self.share_prefixes and not self.api_keys:
-            raise ConfigError(
-                "share_prefixes does nothing without keys of tenants; leave it out", param="share_prefixes"
-            )
-        if any(not name for name in self.served_model_names):
-            raise ConfigError("served_model_name must not be empty", param="served_model_name")
-
-    @classmethod
-    def create(
-        cls,
-        *,
-        api_key: Sequence[str] = (),
-        api_key_file: str | os.PathLike[str] | None = None,
-        **options: Any,
-    ) -> ServerConfig:
-        """Build from user input: sizes may be strings, and each key of `api_key` is a tenant of its own.
-
-        Lines of `api_key_file` are `tenant key`; empty ones and those that begin with # are skipped.
-        """
-        keys = {key: tenant_of_key(key) for key in api_key}
-        if api_key_file is not None:
-            keys |= _read_keys(Path(api_key_file))
-        for name in ("max_body", "max_bodies"):
-            if options.get(name) is not None:
-                options[name] = parse_bytes(options[name], name)
-        return cls(api_keys=keys, **options)
-
-
-def tenant_of_key(key: str) -> str:
-    """The name of the tenant of a key that came without one. It does not give the key away."""
-    return f"key-{hashlib.sha256(b'octavo tenant ' + key.encode()).hexdigest()[:8]}"
-
-
-def _read_keys(path: Path) -> dict[str, str]:
-    keys: dict[str, str] = {}
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"api_key_file={show(str(path))} cannot be read: {error}", param="api_key_file"
-        ) from error
-    for number, line in enumerate(lines, start=1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) != 2 or words[1] in keys:
-            wrong = "the key of another line again" if len(words) == 2 else "not `tenant key`"
-            raise ConfigError(f"{path} line {number} is {wrong}", param="api_key_file")
-        keys[words[1]] = words[0]
-    if not keys:
-        raise ConfigError(f"{path} holds no keys; write lines of `tenant key`", param="api_key_file")
-    return keys
 
 
 @dataclass(frozen=True)

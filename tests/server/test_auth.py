@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from octavo import AsyncEngine
-from octavo.config import ServerConfig, tenant_of_key
 from octavo.errors import ConfigError
+from octavo.server.config import ServerConfig, tenant_of_key
 from support.serving import Served, serving
 
 KEYS = {"key-of-a": "a", "key-of-b": "b"}

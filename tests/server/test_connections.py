@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.config import ServerConfig
+from octavo.server.config import ServerConfig
 from octavo.server.listen import BoundedProtocol, Server, bind
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from octavo import AsyncEngine
-from octavo.config import ServerConfig
 from octavo.errors import ConfigError
 from octavo.server.backlog import Backlog
 from octavo.server.body import FREE, Bodies
+from octavo.server.config import ServerConfig
 from octavo.server.listen import bind
 from octavo.server.logs import LineWriter
 from octavo.server.moment import unix

@@ -18,8 +18,8 @@ from typing import IO, Any
 import httpx
 
 from octavo import AsyncEngine
-from octavo.config import ServerConfig
 from octavo.server.app import create_app
+from octavo.server.config import ServerConfig
 from octavo.server.listen import Server, bind
 from octavo.server.state import ServerState
 

@@ -23,9 +23,10 @@ from octavo.cli.options import with_flags, with_server_flags
 from octavo.cli.plan import plan
 from octavo.cli.show import notice, show_log
 from octavo.cli.simulate import simulate
-from octavo.config import EngineConfig, Environment, ServerConfig
+from octavo.config import EngineConfig, Environment
 from octavo.errors import InvalidRequest, OctavoError, error_body
 from octavo.params import SamplingParams
+from octavo.server.config import ServerConfig
 
 # Typer's parser has changed its home between versions; this is its ClickException in all of them.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]

@@ -23,9 +23,9 @@ from octavo.config import (
     LAYER_KINDS,
     STORED_BLOCK_SIZE,
     EngineConfig,
-    ServerConfig,
 )
 from octavo.params import SamplingParams
+from octavo.server.config import ServerConfig
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from contextlib import closing
 from fastapi import FastAPI
 
 from octavo.aio import AsyncEngine
-from octavo.config import EngineConfig, ServerConfig, format_bytes
+from octavo.config import EngineConfig, format_bytes
 from octavo.errors import ConfigError
 from octavo.plan.start import plan_engine
 from octavo.server.app import create_app
+from octavo.server.config import ServerConfig
 from octavo.server.feed import feed_of
 from octavo.server.listen import Server, allow_connections, bind
 from octavo.server.logs import log_to_stderr

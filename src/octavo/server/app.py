@@ -9,11 +9,11 @@ from fastapi import FastAPI
 
 from octavo import __version__
 from octavo.aio import AsyncEngine
-from octavo.config import ServerConfig
 from octavo.server import admin, dashboard, picture
 from octavo.server.anthropic import messages
 from octavo.server.auth import Gate, Keyring
 from octavo.server.body import Bodies
+from octavo.server.config import ServerConfig
 from octavo.server.describe import describe
 from octavo.server.logs import Watch
 from octavo.server.openai import chat, completions

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.config import ADMIN, ServerConfig
 from octavo.errors import Forbidden, OctavoError, Unauthorized
+from octavo.server.config import ADMIN, ServerConfig
 from octavo.server.problems import response_to
 
 OPEN = ("/health", "/version", "/openapi.json", "/dashboard")

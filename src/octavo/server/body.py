@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.config import ServerConfig
 from octavo.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -22,6 +21,7 @@ from octavo.errors import (
     Overloaded,
     UnsupportedMediaType,
 )
+from octavo.server.config import ServerConfig
 from octavo.server.problems import response_to
 
 MAX_DEPTH = 100

@@ -21,8 +21,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from octavo.config import ServerConfig
 from octavo.errors import ConfigError, OctavoError, error_body
+from octavo.server.config import ServerConfig
 
 MAX_HEAD = 64 * 1024
 """Bytes of a request line and its headers."""

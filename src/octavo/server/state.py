@@ -11,11 +11,11 @@ from fastapi import Request
 
 from octavo import __version__
 from octavo.aio import AsyncEngine
-from octavo.config import ServerConfig
 from octavo.engine import Engine
 from octavo.errors import ModelNotFound, show
 from octavo.live import LiveRequest
 from octavo.model.tokenizer import Tokenizer
+from octavo.server.config import ServerConfig
 from octavo.server.metrics import Latencies, Metrics
 from octavo.server.requestlog import RequestLog
 from octavo.server.witness import Witness
