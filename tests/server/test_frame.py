@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,37 @@ def test_tokens_and_back(served: Served) -> None:
         )
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+        [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "a", "content": "y"},
+        ],
+        [{"role": "developer", "content": "short"}, {"role": "user", "content": "x"}],
+        [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "refusal": "no"},
+            {"role": "user", "content": "y"},
+        ],
+    ],
+)
+@pytest.mark.parametrize("tools", [{}, {"tools": [{"type": "function", "function": {"name": "f"}}]}])
+def test_a_conversation_has_the_tokens_that_chat_gives_it(
+    served: Served, messages: list[dict[str, Any]], tools: dict[str, Any]
+) -> None:
+    asked = {"messages": messages, **tools}
+    with served.client() as client:
+        told = client.post("/tokenize", json=asked).json()
+        answer = client.post("/v1/chat/completions", json={"model": "tiny", "max_tokens": 1, **asked})
+    assert answer.json()["usage"]["prompt_tokens"] == told["count"] == len(told["tokens"])
+
+
 def test_to_count_a_conversation_waits_for_no_prompt_and_has_no_limit(served: Served) -> None:
     messages = [{"role": "user", "content": "x" * 5000}]
     expected = len(served.state.tokenizer.apply_chat_template(messages))
@@ -104,6 +136,7 @@ def test_to_count_a_conversation_waits_for_no_prompt_and_has_no_limit(served: Se
             {"messages": [{"role": "user", "content": "b"}], "add_special_tokens": True},
             "add_special_tokens",
         ),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ("/detokenize", {"tokens": [1, 264]}, "tokens"),

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
@@ -15,9 +16,11 @@ from octavo import __version__
 from octavo.errors import InvalidRequest, OctavoError, show
 from octavo.kernels import native
 from octavo.server.auth import require_operator
-from octavo.server.generation import count, count_chat
+from octavo.server.generation import count
 from octavo.server.metrics import Reading
 from octavo.server.openai.messages import Message
+from octavo.server.openai.schemas import ChatRequest, Tool
+from octavo.server.openai.translate import Conversation
 from octavo.server.problems import errors_documented
 from octavo.server.state import ServerState, state_of
 from octavo.server.strict import Strict
@@ -53,11 +56,13 @@ class ModelList(BaseModel):
 
 
 class TokenizeRequest(Strict):
-    """A text, or a conversation."""
+    """A text, or a conversation with the fields of a chat request that its template reads."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -138,48 +143,66 @@ def _model(state: ServerState, name: str) -> Model:
     )
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request, state: State) -> TokenizeResponse:
+@router.post("/tokenize", response_model=TokenizeResponse)
+async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Response:
     """Token ids of a text, or of a conversation as the model gets to see it."""
     state.check_model(body.model)
-    tokens = await _tokens(body, request.state.tenant, state)
-    names = None
+    tenant: str = request.state.tenant
+    # Long texts have long answers: nothing of this is done in the event loop.
+    return Response(await count(lambda: _tokenized(body, tenant, state)), media_type="application/json")
+
+
+def _tokenized(body: TokenizeRequest, tenant: str, state: ServerState) -> bytes:
+    tokens, names = _tokens(body, tenant, state), None
     if body.return_token_strs and state.tokenizer.hf is not None:
         names = [str(name) for name in state.tokenizer.hf.convert_ids_to_tokens(tokens)]
-    return TokenizeResponse(
+    answer = TokenizeResponse.model_construct(
         count=len(tokens), max_model_len=state.facts.max_model_len, tokens=tokens, token_strs=names
     )
+    return orjson.dumps(vars(answer))
 
 
-async def _tokens(body: TokenizeRequest, tenant: str, state: ServerState) -> list[int]:
+def _tokens(body: TokenizeRequest, tenant: str, state: ServerState) -> list[int]:
     text, tokenizer = body.prompt, state.tokenizer
     if (text is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
+    unread = ("tools", "chat_template_kwargs") if text is not None else ("add_special_tokens",)
+    for field in unread:
+        if getattr(body, field) is not None:
+            given = (
+                "a prompt, which has no template"
+                if text is not None
+                else "messages, whose template writes them"
+            )
+            raise InvalidRequest(f"{field} does nothing with {given}; leave it out", param=field)
     if text is not None:
-        special = body.add_special_tokens is not False
-        return await count(lambda: tokenizer.encode(text, special))
-    if body.add_special_tokens is not None:
-        raise InvalidRequest(
-            "add_special_tokens does nothing with messages, whose template writes them; leave it out",
-            param="add_special_tokens",
-        )
-    assert body.messages is not None
-    messages = [message.model_dump(exclude_none=True) for message in body.messages]
-    return await count_chat(state, messages, (tenant, None), add_generation_prompt=body.add_generation_prompt)
+        return tokenizer.encode(text, body.add_special_tokens is not False)
+    request = ChatRequest.model_construct(
+        messages=body.messages,
+        tools=body.tools,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+    )
+    conversation = Conversation(request, tokenizer)
+    rendered = tokenizer.render_chat(conversation.messages(), **conversation.options())
+    return state.turns.encode(rendered, (tenant, None))
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, state: State) -> DetokenizeResponse:
     """The text of token ids."""
     state.check_model(body.model)
+    return DetokenizeResponse(prompt=await count(lambda: _text(body.tokens, state)))
+
+
+def _text(tokens: list[int], state: ServerState) -> str:
     known = state.facts.vocab_size
-    for at, token in enumerate(body.tokens):
+    for at, token in enumerate(tokens):
         if not 0 <= token < known:
             raise InvalidRequest(
                 f"tokens[{at}]={show(token)} is not a token id from 0 to {known - 1}", param="tokens"
             )
-    text = await count(lambda: state.tokenizer.decode(body.tokens, skip_special_tokens=False))
-    return DetokenizeResponse(prompt=text)
+    return state.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 @router.get("/health", responses={503: {"model": HealthResponse}}, response_model=HealthResponse)

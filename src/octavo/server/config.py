@@ -45,7 +45,7 @@ class ServerConfig:
     api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     admin_key: str | None = field(default=None, repr=False)
     share_prefixes: bool = False
-    max_body: int = 16 * 1024**2
+    max_body: int = 4 * 1024**2
     max_bodies: int = 256 * 1024**2
     max_messages: int = 10_000
     body_timeout: float = 30.0

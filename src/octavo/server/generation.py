@@ -60,18 +60,20 @@ async def encode_chat(
     state: ServerState,
     messages: Sequence[Mapping[str, Any]],
     owner: tuple[str, str | None],
+    *,
+    exact: bool = False,
     **options: Any,
 ) -> tuple[str, list[int]]:
     """A conversation as the text that its template makes of it, and that text's token ids.
 
-    Answers that were given to `owner` keep the ids they were generated with. `options` go to the template. Raises
-    `InvalidRequest` where the template rejects the messages.
+    Answers that were given to `owner` keep the ids they were generated with, unless the ids must be `exact`.
+    `options` go to the template. Raises `InvalidRequest` where the template rejects the messages.
     """
 
     def encode() -> tuple[str, list[int]]:
         text = state.tokenizer.render_chat(messages, **options)
         state.engine.check_text(text)
-        return text, state.turns.encode(text, owner)
+        return text, state.turns.encode(text, owner, exact)
 
     return await state.engine.aside(encode)
 

@@ -53,7 +53,11 @@ async def _job(body: ChatRequest, conversation: Conversation, request: Request, 
     context = state.facts.max_model_len
     check_logprobs(params.n, params.logprobs, min(params.max_tokens or context, context))
     text, token_ids = await generation.encode_chat(
-        state, conversation.messages(), (tenant, params.cache_salt), **conversation.options()
+        state,
+        conversation.messages(),
+        (tenant, params.cache_salt),
+        exact=params.exact,
+        **conversation.options(),
     )
     return Job(
         prompt=token_ids,
