@@ -21,6 +21,8 @@ ASK: dict[str, Any] = {
     "max_tokens": 24,
     "messages": [{"role": "user", "content": "Name a colour."}],
 }
+GREEDY = {"temperature": 0.0}
+"""The tiny model's likeliest answer ends at its limit; a drawn one may end anywhere."""
 
 
 def client_of(served: Served, key: str = "none") -> anthropic.Anthropic:
@@ -49,7 +51,7 @@ def prompt_tokens(usage: anthropic.types.Usage) -> int:
 
 
 def test_a_message(client: anthropic.Anthropic) -> None:
-    message = client.messages.create(**ASK, extra_body={"temperature": 0.0})
+    message = client.messages.create(**ASK, extra_body=GREEDY)
     assert message.id.startswith("msg_")
     assert (message.type, message.role, message.model) == ("message", "assistant", "tiny")
     assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
@@ -109,14 +111,12 @@ def test_the_events_of_a_stream_as_they_are_sent(served: Served) -> None:
 
 
 def test_stop_sequences(client: anthropic.Anthropic) -> None:
-    whole = text_of(client.messages.create(**ASK, extra_body={"temperature": 0.0}))
+    whole = text_of(client.messages.create(**ASK, extra_body=GREEDY))
     stop = next(whole[i : i + 2] for i in range(4, len(whole)) if "\ufffd" not in whole[i : i + 2])
-    message = client.messages.create(**ASK, stop_sequences=["never", stop], extra_body={"temperature": 0.0})
+    message = client.messages.create(**ASK, stop_sequences=["never", stop], extra_body=GREEDY)
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
     assert text_of(message) == whole[: whole.index(stop)]
-    with client.messages.stream(
-        **ASK, stop_sequences=["never", stop], extra_body={"temperature": 0.0}
-    ) as stream:
+    with client.messages.stream(**ASK, stop_sequences=["never", stop], extra_body=GREEDY) as stream:
         final = stream.get_final_message()
     assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", stop)
     assert text_of(final) == text_of(message)
@@ -233,7 +233,7 @@ def test_other_errors_have_their_types(served: Served) -> None:
             client.messages.create(**ASK)
         assert refused.value.type == "authentication_error"
         with client_of(locked, "right") as client:
-            assert client.messages.create(**ASK).usage.output_tokens == 24
+            assert client.messages.create(**ASK, extra_body=GREEDY).usage.output_tokens == 24
             with pytest.raises(anthropic.ContentTooLargeError) as large:
                 client.messages.create(**ASK, system="x" * 3000)
             assert large.value.body["error"]["type"] == "request_too_large"  # type: ignore[index]
@@ -249,7 +249,7 @@ def test_no_room_is_an_error_that_says_when_to_come_back(
     engine = AsyncEngine(str(tiny("llama")), **SMALL, max_num_seqs=1, max_waiting=0)
     try:
         with serving(engine) as served, client_of(served) as client:
-            with client.messages.stream(**{**ASK, "max_tokens": 900}) as stream:
+            with client.messages.stream(**{**ASK, "max_tokens": 900}, extra_body=GREEDY) as stream:
                 next(iter(stream))
                 with pytest.raises(anthropic.APIStatusError) as caught:
                     client.messages.create(**ASK)
@@ -260,7 +260,7 @@ def test_no_room_is_an_error_that_says_when_to_come_back(
 
 
 def test_an_error_in_a_stream_is_its_last_event(served: Served, client: anthropic.Anthropic) -> None:
-    with client.messages.stream(**{**ASK, "max_tokens": 900}) as stream:
+    with client.messages.stream(**{**ASK, "max_tokens": 900}, extra_body=GREEDY) as stream:
         events = iter(stream)
         assert next(events).type == "message_start"
         assert stream.request_id is not None
