@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -246,13 +247,23 @@ def test_people_read_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "other heads" not in text
 
 
-@pytest.mark.parametrize("width", ["80", "40"])
-def test_a_narrow_terminal_is_no_error(
+@pytest.mark.parametrize("width", ["80", "71"])
+def test_a_narrow_terminal_shows_all_of_it(
     width: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    command = ["plan", "llama-3-70b", "--hardware", EIGHT, "--kv-cache-dtype", "bf16,fp8"]
+    assert main(command) == 0
+    wide = capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", width)
-    assert main(["plan", "llama-3-70b", "--hardware", EIGHT, "--kv-cache-dtype", "bf16,fp8"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= int(width)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(command) == 0
+    narrow = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert max(map(len, narrow.splitlines())) <= int(width)
+
+    def numbers(text: str) -> list[str]:
+        return sorted(re.findall(r"\d[\d.,]*", text))
+
+    assert numbers(narrow) == numbers(wide)
 
 
 def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,11 +51,10 @@ def cache(
     if as_json:
         print(json.dumps({**report.to_dict(), "plot": str(plot)}))
         return
-    from rich.console import Console
-
     from octavo.bench.show import show_cache
+    from octavo.console import TableConsole
 
-    show_cache(report, Console())
+    show_cache(report, TableConsole())
     print(f"Drawn in {plot}")
 
 
@@ -90,8 +89,7 @@ def waste(
         )
         print(json.dumps({**asdict(report), "contiguous": contiguous, "blocks": blocks}))
         return
-    from rich.console import Console
-
     from octavo.bench.show import show_waste
+    from octavo.console import TableConsole
 
-    show_waste(report, Console())
+    show_waste(report, TableConsole())

@@ -75,10 +75,9 @@ def eval_formats(
     if as_json:
         print(json.dumps(found.to_dict()))
         return
-    from rich.console import Console
-
+    from octavo.console import TableConsole
     from octavo.evaluate.show import show_evaluation
 
-    show_evaluation(found, Console())
+    show_evaluation(found, TableConsole())
     if plot is not None:
         print(f"Drawn in {plot}")

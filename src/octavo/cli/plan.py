@@ -92,10 +92,9 @@ def plan(
     if as_json:
         print(json.dumps(made.to_dict()))
         return
-    from rich.console import Console
-
+    from octavo.console import TableConsole
     from octavo.plan.show import show_plan
 
-    show_plan(made, Console())
+    show_plan(made, TableConsole())
     if plot is not None:
         print(f"Drawn in {plot}")

@@ -85,8 +85,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Replay a trace through the real scheduler and cache. A cost model stands in for the forward pass."""
-    from rich.console import Console
-
+    from octavo.console import TableConsole
     from octavo.simulate import report, show
 
     arrivals = report.load(trace, requests, speed)
@@ -98,7 +97,7 @@ def simulate(
             rows = [entry.to_dict() for entry in found]
             print(json.dumps({**rows[0], "trace": str(trace), **({"rows": rows} if len(rows) > 1 else {})}))
         else:
-            show.show_cache_only(found, Console())
+            show.show_cache_only(found, TableConsole())
         return
     if model is None:
         raise ConfigError("model: say which model is served, e.g. --model llama-3.1-8b", param="model")
@@ -127,6 +126,6 @@ def simulate(
     if as_json:
         print(json.dumps(made.to_dict()))
         return
-    show.show_report(made, Console())
+    show.show_report(made, TableConsole())
     if plot is not None:
         print(f"Drawn in {plot}")
