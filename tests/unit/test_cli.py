@@ -210,6 +210,24 @@ def test_a_reader_that_leaves_ends_the_run_quietly(directory: str) -> None:
     assert err == b""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "llama-3-8b", "--hardware", "H100-80GB"],
+        ["plan", "llama-3-8b", "--hardware", "H100-80GB", "--json"],
+        ["plan", "llama-3-8b", "--hardware", "nothing", "--json"],
+        ["bench", "waste"],
+        ["--help"],
+    ],
+)
+def test_a_reader_that_leaves_ends_every_command_quietly(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*OCTAVO, *arguments], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_ctrl_c_ends_the_run(directory: str) -> None:
     process = start("run", directory, "x", *ENDLESS, *SMALL)
     read_some(process.stdout)

@@ -127,13 +127,24 @@ def pull(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
+    """Run a command. Returns the exit status: 1 for an error, 2 for a wrong command line, 130 after Ctrl-C, 141 when
+    nobody reads what it prints any more."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "replace")
     show_log()
+    try:
+        status = _run(given, as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough; what is still buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return status
+
+
+def _run(given: list[str], as_json: bool) -> int:
     command = typer.main.get_command(app)
     try:
         with command.make_context("octavo", given) as context:
@@ -148,9 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(InvalidRequest(f"{message} See `octavo --help`."), as_json, 2)
     except OctavoError as error:
         return _fail(error, as_json, 1)
-    except BrokenPipeError:  # the reader has seen enough; what is still buffered has nowhere to go
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except BrokenPipeError:
+        raise
     except OSError as error:
         return _fail(OctavoError(str(error)), as_json, 1)
     except (KeyboardInterrupt, typer.Abort):
