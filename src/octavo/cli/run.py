@@ -10,6 +10,7 @@ from octavo.cli.show import finish_reason, notice, show_receipt
 from octavo.config import EngineConfig
 from octavo.door import Prompt
 from octavo.engine import Engine
+from octavo.errors import InvalidRequest, show
 from octavo.outputs import RequestOutput
 from octavo.params import SamplingParams
 
@@ -19,6 +20,13 @@ def run_prompt(
 ) -> None:
     """Answer `prompt` (`-` reads it from stdin) on stdout, as it is made, or as one JSON object."""
     text = text_of(sys.stdin.read() if prompt == "-" else prompt, "prompt")
+    if (
+        not raw and not text.strip()
+    ):  # a chat template makes tokens of nothing; without one the door refuses it
+        source = " from stdin" if prompt == "-" else ""
+        raise InvalidRequest(
+            f"prompt={show(text)}{source} asks nothing; give at least 1 character", param="prompt"
+        )
     engine = Engine(config, notice=notice)
     tokenizer = engine.tokenizer
     templated = bool(tokenizer.chat_template) and not raw
