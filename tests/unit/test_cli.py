@@ -199,6 +199,19 @@ def test_a_dash_reads_the_prompt_from_stdin(directory: str, llm: LLM) -> None:
     )
 
 
+@pytest.mark.parametrize("typed", [b"", b" \n"])
+def test_an_empty_prompt_is_refused(typed: bytes, directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    process = start("run", directory, "-", *SMALL)
+    status, out, err = finish(process, typed)
+    assert (status, out) == (1, "")
+    assert (
+        err
+        == f"octavo: error: prompt={typed.decode()!r} from stdin asks nothing; give at least 1 character\n"
+    )
+    assert main(["run", directory, typed.decode(), *SMALL]) == 1
+    assert capsys.readouterr().err == err.replace(" from stdin", "")
+
+
 def test_a_reader_that_leaves_ends_the_run_quietly(directory: str) -> None:
     process = start("run", directory, "x", *ENDLESS, *SMALL)
     read_some(process.stdout)
@@ -256,6 +269,20 @@ def test_a_piped_conversation(directory: str, llm: LLM) -> None:
     assert "The conversation starts over." in err
 
 
+def test_what_begins_with_a_slash_is_a_command_or_refused(directory: str, llm: LLM) -> None:
+    flags = ["--max-tokens", "4", "--temperature", "0", "--ignore-eos"]
+    process = start("chat", directory, *flags, *SMALL)
+    status, out, err = finish(process, b"/help\n/foo bar\n/reset now\n /foo\n")
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    (expected,) = llm.chat([{"role": "user", "content": "/foo"}], params)
+    assert (status, out) == (0, expected.outputs[0].text + "\n")
+    *told, cut = err.splitlines()
+    assert cut.startswith("[cut")
+    assert [line.partition(" is no command")[0] for line in told[1:]] == ["'/foo bar'", "'/reset now'"]
+    for line in told:
+        assert all(command in line for command in ("/receipt", "/reset", "/exit", "space before it"))
+
+
 def test_a_conversation_that_outgrows_the_context_is_kept(directory: str, llm: LLM) -> None:
     flags = ["--max-model-len", "60", "--max-tokens", "4", "--temperature", "0", "--ignore-eos"]
     process = start("chat", directory, *flags, *SMALL)
@@ -286,7 +313,7 @@ def test_ctrl_c_at_the_prompt_asks_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("builtins.input", type_in)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert list(lines()) == ["hello"]
+    assert list(lines()) == [" hello"]
 
 
 def test_ctrl_c_in_a_terminal_stops_the_answer_and_not_the_chat(directory: str) -> None:

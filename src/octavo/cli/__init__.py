@@ -86,7 +86,8 @@ def chat(
     params: SamplingParams,
     system: Annotated[str | None, typer.Option("--system", help="System prompt.", show_default=False)] = None,
 ) -> None:
-    """Talk with a model. Ctrl-C stops an answer, /receipt, /reset and /exit are commands."""
+    """Talk with a model. Ctrl-C stops an answer, /help lists the commands. A message that begins with a slash needs a
+    space before it."""
     from octavo.cli.chat import run_chat
 
     run_chat(config, params, system=system)

@@ -10,12 +10,13 @@ from octavo.cli.generate import deltas, text_of
 from octavo.cli.show import finish_reason, notice, show_receipt
 from octavo.config import EngineConfig
 from octavo.engine import Engine
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, show
 from octavo.interrupt import interruptible
 from octavo.outputs import RequestOutput
 from octavo.params import SamplingParams
 
-HELP = "Ctrl-C stops an answer. /receipt shows its account, /reset starts over, /exit or Ctrl-D leaves."
+COMMANDS = "/receipt shows the account of the last answer, /reset starts over, /exit or Ctrl-D leaves"
+HELP = f"Ctrl-C stops an answer. {COMMANDS}; /help says this again. A message that begins with / has a space before it."
 
 
 class Conversation:
@@ -72,9 +73,13 @@ def run_chat(config: EngineConfig, params: SamplingParams, *, system: str | None
                 notice("There is no receipt before the first answer.")
             else:
                 show_receipt(conversation.last)
-        elif line:
+        elif line == "/help":
+            notice(HELP)
+        elif line.startswith("/"):
+            notice(f"{show(line)} is no command: {COMMANDS}. If it is a message, put a space before it.")
+        elif message := line.strip():
             with interruptible() as stop:
-                _answer(conversation, line, stop)
+                _answer(conversation, message, stop)
 
 
 def _answer(conversation: Conversation, line: str, stop: threading.Event) -> None:
@@ -97,15 +102,15 @@ def _answer(conversation: Conversation, line: str, stop: threading.Event) -> Non
 
 
 def lines() -> Iterator[str]:
-    """What is typed, line by line; Ctrl-C drops a line, Ctrl-D ends them."""
+    """What is typed, line by line, without white space at its end; Ctrl-C drops a line, Ctrl-D ends them."""
     if not sys.stdin.isatty():
-        yield from (line.strip() for line in sys.stdin)
+        yield from (line.rstrip() for line in sys.stdin)
         return
     import readline  # noqa: F401  (gives input() editing and history)
 
     while True:
         try:
-            yield input("> ").strip()
+            yield input("> ").rstrip()
         except KeyboardInterrupt:
             print()
         except EOFError:
