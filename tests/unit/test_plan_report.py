@@ -14,6 +14,8 @@ from PIL import Image
 
 from octavo.cache.formats import FORMATS
 from octavo.cli import main
+from octavo.config import format_bytes
+from octavo.errors import ConfigError
 from octavo.plan import hardware
 from octavo.plan.advice import advise, notes, prompt_notes
 from octavo.plan.machine import Machine
@@ -293,6 +295,25 @@ def test_a_plan_for_named_hardware_loads_no_torch() -> None:
         f"main(['plan', 'llama-3-8b', '--hardware', {EIGHT!r}, '--json'])\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_budget_that_is_cut_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["llama-3-70b", "--hardware", EIGHT, "--kv-budget", "600GiB"]
+    [row] = printed(capsys, *command)["rows"]
+    (note,) = [note for note in row["notes"] if "kv_budget" in note]
+    assert note == "the cache is cut from the 600.0 GiB of kv_budget to the 464.6 GiB that the weights leave"
+    assert format_bytes(row["cache_bytes"]) == "464.6 GiB"
+    assert main(["plan", *command]) == 0
+    assert f"Note: {note}." in capsys.readouterr().out
+    assert not any("kv_budget" in note for note in notes(first(kv_budget="400GiB")))
+
+
+def test_a_refused_budget_names_what_works() -> None:
+    for wrong in ("0", "-1", "1.5"):
+        with pytest.raises(
+            ConfigError, match=rf"kv_budget='{wrong}' must be a share .* above 0 .* or a size such as"
+        ):
+            make_plan("llama-3-8b", "cpu", kv_budget=wrong)
 
 
 def test_budgets_of_a_case_can_be_given_directly() -> None:

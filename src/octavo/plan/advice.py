@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from octavo.cache.formats import FORMATS, block_format
+from octavo.config import format_bytes
 from octavo.errors import ConfigError
 from octavo.plan.planner import Case
 
@@ -101,6 +102,11 @@ def notes(case: Case) -> list[str]:
     context, hardware = case.facts.context, case.hardware
     if context is not None and case.context > context:
         found.append(f"the model was made for {context} positions; {case.context} are planned for")
+    if case.asked_bytes is not None and case.asked_bytes > case.cache_bytes:
+        found.append(
+            f"the cache is cut from the {format_bytes(case.asked_bytes)} of kv_budget to the "
+            f"{format_bytes(case.cache_bytes)} that the weights leave"
+        )
     if case.concurrency is not None and case.concurrency > case.max_requests:
         found.append(f"{case.max_requests} of the {case.concurrency} requests asked for fit at a time")
     if case.replication > 1:

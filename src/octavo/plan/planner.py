@@ -75,14 +75,19 @@ class Case:
         return self._cache_beside(self.weights_bytes)
 
     def _cache_beside(self, weights_bytes: int) -> int:
-        hardware, budget = self.hardware, self.budget
+        hardware = self.hardware
         taken = weights_bytes + hardware.count * hardware.process_bytes
-        if budget.share is None and budget.nbytes is None:
+        wanted = self.asked_bytes
+        if wanted is None:
             usable = hardware.usable_share * hardware.count * hardware.free_bytes
             return max(0, int((usable - taken) * hardware.cache_share))
-        wanted = budget.nbytes if budget.share is None else int(budget.share * hardware.total_bytes)
-        assert wanted is not None
         return max(0, min(wanted, hardware.count * hardware.free_bytes - taken))
+
+    @property
+    def asked_bytes(self) -> int | None:
+        """Bytes of cache on all devices as the budget names them; None where it leaves them to the hardware."""
+        share = self.budget.share
+        return self.budget.nbytes if share is None else int(share * self.hardware.total_bytes)
 
     @property
     def bytes_per_request(self) -> int:

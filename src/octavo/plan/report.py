@@ -166,6 +166,6 @@ def _budget(text: str | None) -> Budget:
     if share > 1 and share.is_integer():
         return Budget(nbytes=parse_bytes(int(share), "kv_budget"))
     raise ConfigError(
-        f"kv_budget={show(text)} must be a share of the memory from 0 to 1, or a whole number of bytes",
+        f"kv_budget={show(text)} must be a share of all memory above 0 and up to 1, such as 0.5, or a size such as 100GiB",
         param="kv_budget",
     )
