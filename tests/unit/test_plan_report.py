@@ -69,6 +69,13 @@ def test_what_does_not_fit_prints_its_rows(capsys: pytest.CaptureFixture[str]) -
     rows = printed(capsys, "llama-3-70b", "--hardware", "H100-80GB", "--kv-cache-dtype", "bf16,int4")["rows"]
     assert [(row["max_requests"], row["binding"]) for row in rows] == [(0, "weights")] * 2
     assert all(row["cache_bytes"] == row["max_context"] == 0 for row in rows)
+    timed = ("prefill_s", "decode_batch", "decode_step_s", "compute_bound_batch", "prefill_share")
+    assert all(row[name] is None for row in rows for name in timed)
+    assert main(["plan", "llama-3-70b", "--hardware", "H100-80GB", "--context", "8k"]) == 0
+    text = capsys.readouterr().out
+    assert "weights" in text
+    assert "tokens/s" not in text
+    assert "tokens per second" not in text
 
 
 @pytest.mark.parametrize(
@@ -278,6 +285,12 @@ def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     with Image.open(file) as image:
         assert min(image.size) > 400
         assert len(image.convert("RGB").getcolors(1 << 20) or []) > 100
+
+
+def test_a_picture_of_what_does_not_fit_is_drawn(tmp_path: Path) -> None:
+    file = tmp_path / "plan.png"
+    assert main(["plan", "llama-3-70b", "--hardware", "H100-80GB", "--plot", str(file), "--json"]) == 0
+    assert file.stat().st_size
 
 
 def test_times_and_sizes_for_people() -> None:

@@ -124,7 +124,7 @@ def notes(case: Case) -> list[str]:
 
 def prompt_notes(case: Case) -> list[str]:
     """Said of prompt-heavy work, where a larger cache does not help."""
-    if case.prefill_share <= PROMPT_HEAVY:
+    if not case.max_requests or case.prefill_share <= PROMPT_HEAVY:
         return []
     return [
         f"with {case.output} of {case.context} tokens generated, {case.prefill_share:.0%} of the time goes to prompts: "

@@ -24,18 +24,24 @@ def save_plot(plan: Plan, file: Path) -> Path:
         cases = [replace(case, context=n, output=min(case.output, max(1, n // 2))) for n in lengths]
         counts = [max(c.max_requests, 0.5) for c in cases]
         fits.plot(lengths, counts, label=name)
-        line = speed.plot(lengths, [c.batch / c.decode.low for c in cases], label=name)[0]
-        slowest = [c.batch / c.decode.high for c in cases]
-        speed.fill_between(
-            lengths, slowest, [c.batch / c.decode.low for c in cases], color=line.get_color(), alpha=0.15
+        running = [c for c in cases if c.max_requests]
+        ran = [c.context for c in running]
+        fastest, slowest = (
+            [c.batch / c.decode.low for c in running],
+            [c.batch / c.decode.high for c in running],
         )
+        line = speed.plot(ran, fastest, label=name)[0]
+        if running:
+            speed.fill_between(ran, slowest, fastest, color=line.get_color(), alpha=0.15)
     for case in plan.cases:
         fits.plot(case.context, max(case.max_requests, 0.5), "o", color="black", markersize=4)
     for axes, title, label in (
         (fits, "Requests that fit", "requests at a time"),
         (speed, "Decode with all of them running", "tokens per second"),
     ):
-        axes.set(title=title, xlabel="tokens per request", ylabel=label, xscale="log", yscale="log")
+        axes.set(title=title, xlabel="tokens per request", ylabel=label)
+        if any(len(line.get_xdata()) for line in axes.lines):  # a logarithmic axis of nothing cannot be drawn
+            axes.set(xscale="log", yscale="log")
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
         axes.legend()
     fits.axhline(1, color="grey", linewidth=0.8)

@@ -34,7 +34,7 @@ class Plan:
         return self.cases[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. Sizes are bytes, times seconds."""
+        """For JSON. Sizes are bytes, times seconds; what would take time is None where no request fits."""
         weights, first = self.facts.weights, self.first
         return {
             "model": self.facts.name,
@@ -54,6 +54,7 @@ class Plan:
 
 def _row(case: Case) -> dict[str, Any]:
     requests = case.concurrency or case.max_requests
+    fits = case.max_requests > 0  # where not one does, nothing runs and nothing takes time
     return {
         "kv_cache_dtype": case.format,
         "context": case.context,
@@ -69,11 +70,11 @@ def _row(case: Case) -> dict[str, Any]:
         "bytes_for_requests": requests * case.bytes_per_request,
         "replication": case.replication,
         "prompt": case.prompt,
-        "prefill_s": _bounds(case.prefill),
-        "decode_batch": case.batch,
-        "decode_step_s": _bounds(case.decode),
-        "compute_bound_batch": case.roofline.compute_bound_batch(case.context),
-        "prefill_share": case.prefill_share,
+        "prefill_s": _bounds(case.prefill) if fits else None,
+        "decode_batch": case.batch if fits else None,
+        "decode_step_s": _bounds(case.decode) if fits else None,
+        "compute_bound_batch": case.roofline.compute_bound_batch(case.context) if fits else None,
+        "prefill_share": case.prefill_share if fits else None,
         "notes": notes(case) + prompt_notes(case),
     }
 
@@ -106,7 +107,10 @@ def make_plan(
         known = ", ".join(WEIGHT_FORMATS)
         raise ConfigError(f"weights={show(weights)} is not one of {known}", param="weights")
     if concurrency is not None and concurrency < 1:
-        raise ConfigError(f"concurrency={concurrency} must be at least 1", param="concurrency")
+        raise ConfigError(
+            f"concurrency={concurrency} must be at least 1",
+            param="concurrency",
+        )
     if block_size is not None and block_size not in BLOCK_SIZES:
         known = ", ".join(map(str, BLOCK_SIZES))
         raise ConfigError(f"block_size={block_size} is not one of {known}", param="block_size")
@@ -166,6 +170,6 @@ def _budget(text: str | None) -> Budget:
     if share > 1 and share.is_integer():
         return Budget(nbytes=parse_bytes(int(share), "kv_budget"))
     raise ConfigError(
-        f"kv_budget={show(text)} must be a share of all memory above 0 and up to 1, such as 0.5, or a size such as 100GiB",
+        f"kv_budget={show(text)} must be a share of all memory above 0 up to 1, such as 0.5, or a size such as 100GiB",
         param="kv_budget",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -50,7 +52,8 @@ def show_plan(plan: Plan, console: Console) -> None:
             f"{first.concurrency} requests of {first.context:,} tokens in {first.format}: {need} of cache"
         )
     console.print(_fits(plan))
-    console.print(_times(plan))
+    if running := [case for case in plan.cases if case.max_requests]:
+        console.print(_times(running))
     if advice := advise(first):
         table = _table("What would help", "requests", "times")
         for entry in advice[:MOST_ADVICE]:
@@ -99,10 +102,10 @@ def _requests(case: Case) -> str:
     return f"{case.max_requests} ({case.concurrency} asked)"
 
 
-def _times(plan: Plan) -> Table:
+def _times(cases: Sequence[Case]) -> Table:
     columns = ("context", "a prompt takes", "a step takes", "of", "tokens/s", "compute from")
     table = _table("How fast, at best and at worst", *columns)
-    for case in plan.cases:
+    for case in cases:
         batch = case.roofline.compute_bound_batch(case.context)
         table.add_row(
             case.format,
