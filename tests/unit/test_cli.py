@@ -149,6 +149,8 @@ def test_stop_strings_may_be_repeated(directory: str, llm: LLM, capsys: pytest.C
         (["run", "m", "x", "--kv-cache-memory", "8MB"], 1, "invalid_config", "kv_cache_memory='8MB'"),
         (["run", "m", "x", "--top-p", "2"], 1, "invalid_request", "top_p=2.0"),
         (["run", "m", "x", "--max-tokens", "many"], 2, "invalid_request", "--max-tokens"),
+        (["run", "m", "x", "--max-tokens", "many"], 2, "invalid_request", "(given: 'many'). See"),
+        (["bench", "waste", "--requests", "0"], 2, "invalid_request", "equal to 1 (given: '0')"),
         (["run", "m"], 2, "invalid_request", "prompt"),
         (["run", "m", "x", "--no-such-flag"], 2, "invalid_request", "--no-such-flag"),
     ],

@@ -321,6 +321,13 @@ def test_a_budget_that_is_cut_is_noted(capsys: pytest.CaptureFixture[str]) -> No
     assert not any("kv_budget" in note for note in notes(first(kv_budget="400GiB")))
 
 
+def test_an_output_without_a_prompt_names_what_works() -> None:
+    with pytest.raises(ConfigError, match=r"output=100 .* context of 100; at most 99, or context=101 works"):
+        make_plan("llama-3-8b", "cpu", context="100", output="100")
+    with pytest.raises(ConfigError, match=r"output=1 .* context of 1; context=2 works"):
+        make_plan("llama-3-8b", "cpu", context="1", output="1")
+
+
 def test_a_refused_budget_names_what_works() -> None:
     for wrong in ("0", "-1", "1.5"):
         with pytest.raises(

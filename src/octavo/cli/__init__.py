@@ -24,7 +24,7 @@ from octavo.cli.plan import plan
 from octavo.cli.show import notice, show_log
 from octavo.cli.simulate import simulate
 from octavo.config import EngineConfig, Environment
-from octavo.errors import InvalidRequest, OctavoError, error_body
+from octavo.errors import InvalidRequest, OctavoError, error_body, show
 from octavo.params import SamplingParams
 from octavo.server.config import ServerConfig
 
@@ -157,7 +157,9 @@ def _run(given: list[str], as_json: bool) -> int:
         if message.startswith("Usage:"):  # the help, for a group without a command
             notice(message)
             return 2
-        return _fail(InvalidRequest(f"{message} See `octavo --help`."), as_json, 2)
+        return _fail(
+            InvalidRequest(f"{message.rstrip('.')}{_given(error)}. See `octavo --help`."), as_json, 2
+        )
     except OctavoError as error:
         return _fail(error, as_json, 1)
     except BrokenPipeError:
@@ -169,6 +171,12 @@ def _run(given: list[str], as_json: bool) -> int:
             print()
         return 130
     return 0
+
+
+def _given(error: Exception) -> str:
+    """The value that could not be read, which typer's message leaves out."""
+    read = getattr(error.__cause__, "errors", None)  # pydantic's ValidationError
+    return f" (given: {show(read()[0]['input'])})" if read else ""
 
 
 def _fail(error: OctavoError, as_json: bool, status: int) -> int:

@@ -122,8 +122,9 @@ def make_plan(
         contexts = [min(DEFAULT_CONTEXT, facts.context or DEFAULT_CONTEXT)]
     for length in contexts:
         if generated is not None and generated >= length:
+            most = f"at most {length - 1}, or " if length > 1 else ""
             raise ConfigError(
-                f"output={generated} leaves no prompt in a context of {length}; at most {length - 1}",
+                f"output={generated} leaves no prompt in a context of {length}; {most}context={generated + 1} works",
                 param="output",
             )
     cases = [
