@@ -24,7 +24,7 @@ from server.test_aio import OPTIONS, params, read
 from support.sizes import sized
 from unit.model_builders import LLAMA, save_model
 
-ROUNDS = sized(100, 1000)
+ROUNDS = sized(140, 1000)
 KINDS = (_Stream, LiveRequest, Answer, Request, Sequence, Lease)
 FORM = StructuredOutputs(regex="[a-z ]{400}")
 

@@ -249,9 +249,9 @@ def test_64_megabytes_of_unknown_length(server: ServeProcess) -> None:
 def test_a_prompt_that_passes_and_is_far_too_long(server: ServeProcess, path: str) -> None:
     body = json.loads(valid(path))
     if path == "/v1/completions":
-        body["prompt"] = "x" * 15 * MIB
+        body["prompt"] = "x" * 3 * MIB
     else:
-        body["messages"][0]["content"] = "x" * 15 * MIB
+        body["messages"][0]["content"] = "x" * 3 * MIB
     assert is_refused(post(server, path, json.dumps(body).encode()))
 
 
