@@ -240,6 +240,20 @@ def test_a_full_queue_refuses():
     assert len(world.done) == 2
 
 
+def test_the_refused_come_back_when_the_queue_will_have_moved():
+    world = World(max_num_seqs=1, max_waiting=1)
+    now = [100.0]
+    world.cache.clock = lambda: now[0]
+    world.add(words(1, 3), 5)
+    world.step()
+    world.add(words(2, 3), 5)
+    for now[0], hint in ((107.0, 7.0), (1000.0, 60.0)):
+        with pytest.raises(Overloaded) as refused:
+            world.add(words(3, 3), 5)
+        assert refused.value.retry_after_s == hint
+    world.run()
+
+
 def test_choices_that_wait_for_a_seat_are_no_requests_that_wait():
     world = World(max_num_seqs=2, max_waiting=1)
     world.add(words(1, 3), 5, n=6)
