@@ -247,7 +247,7 @@ def test_the_refused_come_back_when_the_queue_will_have_moved():
     world.add(words(1, 3), 5)
     world.step()
     world.add(words(2, 3), 5)
-    for now[0], hint in ((107.0, 7.0), (1000.0, 60.0)):
+    for now[0], hint in ((107.0, 15.0), (1000.0, 60.0)):
         with pytest.raises(Overloaded) as refused:
             world.add(words(3, 3), 5)
         assert refused.value.retry_after_s == hint

@@ -118,15 +118,15 @@ class Scheduler:
             if waiting >= self.max_waiting + room:
                 raise Overloaded(
                     f"{waiting} requests wait and max_waiting={self.max_waiting}; try again later",
-                    retry_after_s=self._longest_wait(),
+                    retry_after_s=self._come_back(),
                 )
 
-    def _longest_wait(self) -> float:
-        """Seconds that the oldest of those in the queue has waited, up to a minute: about what the queue takes. Clients
-        that come back sooner find no room, and refusing them costs others their time."""
+    def _come_back(self) -> float:
+        """Seconds after which it is worth to come back: twice what the oldest of those in the queue has waited, and one
+        more, up to a minute. Clients that come back sooner find no room, and refusing them costs others their time."""
         now = self.cache.clock()
         waited = (now - s.request.arrived_at for s in self.waiting if s.request.admitted_at is None)
-        return min(60.0, max(waited, default=0.0))
+        return min(60.0, 1.0 + 2.0 * max(waited, default=0.0))
 
     def check(self, request: Request) -> None:
         """Raise what `add` would raise about `request` whatever else there is; changes nothing."""
