@@ -5,6 +5,7 @@
 #include "limits.h"
 #include "linear.h"
 #include "rows.h"
+#include "seal.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
