@@ -12,16 +12,21 @@ import httpx
 
 @dataclass
 class Tally:
-    """What became of the requests of a crowd. `refusals` counts each 503; `lost` ended in anything else."""
+    """What became of the requests of a crowd. `refusals` counts each 503; `lost` ended in anything else.
+
+    `seconds` passed until the first client had nothing left to ask, and answers of so many `tokens` were complete by
+    then: what comes later is the end of a crowd, and no crowd.
+    """
 
     answers: int = 0
     tokens: int = 0
     refusals: int = 0
     lost: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+    seconds: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
+        assert self.seconds is not None
         return self.tokens / self.seconds
 
 
@@ -37,8 +42,10 @@ async def _crowd(url: str, model: str, prompts: Sequence[list[int]], new: int, c
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits, trust_env=False) as http:
         start = time.perf_counter()
-        await asyncio.gather(*(_client(http, model, left, new, tally) for _ in range(clients)))
-        tally.seconds = time.perf_counter() - start
+        for client in asyncio.as_completed(_client(http, model, left, new, tally) for _ in range(clients)):
+            await client
+            if tally.seconds is None:
+                tally.seconds = time.perf_counter() - start
     return tally
 
 
@@ -55,6 +62,7 @@ async def _client(
             await asyncio.sleep(float(response.headers["retry-after"]))
         if response.status_code == 200:
             tally.answers += 1
-            tally.tokens += response.json()["usage"]["completion_tokens"]
+            if tally.seconds is None:
+                tally.tokens += response.json()["usage"]["completion_tokens"]
         else:
             tally.lost.append(f"{response.status_code}: {response.text[:200]}")

@@ -40,8 +40,10 @@ class Decoding:
     """An engine in which all sequences decode, and the bytes of their blocks."""
 
     def __init__(self, model: str, dtype: str, format: str, sizes: Sizes) -> None:
-        longest = sizes.context + (sizes.repeats + 2) * sizes.steps * 2
         config = EngineConfig.create(model, dtype=dtype, kv_cache_dtype=format, block_size=STORED_BLOCK_SIZE)
+        # The first decodes while the others read their prompts, and may not end before all is measured.
+        reading = sizes.sequences * (sizes.context // config.max_num_batched_tokens + 2)
+        longest = sizes.context + reading + (sizes.repeats + 2) * sizes.steps * 2
         need = (sizes.sequences + 2) * Engine(config).layout.sequence_bytes(longest)
         self.engine = Engine(replace(config, kv_cache_memory=need))
         prompts = Prompts(self.engine.tokenizer, self.engine.loaded.spec.vocab_size)
@@ -54,20 +56,25 @@ class Decoding:
             while not live.answers:
                 self.engine.step()
         self.bytes = self.engine.stats().bytes_running
-        self._steps = sizes.steps
+        self._sizes = sizes
 
     def step_s(self) -> float:
         """Median seconds of a step."""
-        return median(seconds(self.engine.step) for _ in range(self._steps))
+        return median(seconds(self._step) for _ in range(self._sizes.steps))
 
     def attention_s(self) -> float:
         """Median seconds of a step's attention, over all layers."""
         found = []
-        for _ in range(self._steps):
+        for _ in range(self._sizes.steps):
             with clocks() as clock:
-                self.engine.step()
+                self._step()
             found.append(clock.seconds["attention"])
         return median(found)
+
+    def _step(self) -> None:
+        decoded = len(self.engine.step())
+        if decoded != self._sizes.sequences:
+            raise RuntimeError(f"{decoded} of {self._sizes.sequences} sequences decoded in a step")
 
 
 def measure(

@@ -48,7 +48,7 @@ class Sizes:
     goal: float | None
 
 
-FULL = Sizes(Traffic((1, 8, 32), 6, 256, 128), 16, 32, 200, 400, 128, 64, 3, goal=0.9)
+FULL = Sizes(Traffic((1, 8, 32), 6, 256, 128), 16, 32, 200, 600, 128, 64, 3, goal=0.9)
 QUICK = Sizes(Traffic((1, 2), 2, 32, 8), 2, 2, 8, 16, 16, 8, 1, goal=None)
 
 

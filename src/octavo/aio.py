@@ -24,7 +24,7 @@ from typing import Any, Generic, Self, TypeVar
 from octavo.config import EngineConfig
 from octavo.door import Prompt
 from octavo.engine import Engine, EngineStats
-from octavo.errors import ConfigError, InvalidRequest, OctavoError, RequestCancelled
+from octavo.errors import ConfigError, InvalidRequest, OctavoError, Overloaded, RequestCancelled
 from octavo.live import LiveRequest
 from octavo.model.pull import Notice
 from octavo.outputs import CompletionOutput, RequestOutput
@@ -54,6 +54,10 @@ class AsyncEngine:
         self._streams: dict[str, _Stream] = {}  # the engine thread's own
         # Steps done, when there was progress, whether there is work: written by the engine thread, all at once.
         self._progress = (0, time.monotonic(), False)
+        # What a request is refused with that comes now; None too while some are `_leaving`, who may make room.
+        self._full: Overloaded | None = None
+        self._leaving = 0
+        self._turned_away = 0  # since the engine thread has counted them
         # One thread encodes prompts in the order they came; a long one delays no step.
         self._door = ThreadPoolExecutor(1, "octavo-door")
         # Another one compiles forms; a costly one delays no prompt that has none.
@@ -88,6 +92,7 @@ class AsyncEngine:
         name = f"request-{next(self._names)}" if request_id is None else request_id
         if not isinstance(name, str):
             raise InvalidRequest(f"request_id={name!r} is not a string", param="request_id")
+        self._turn_away_if_full()
         own = SamplingParams() if params is None else params
         arrived = time.monotonic()
         grammar = None
@@ -99,22 +104,26 @@ class AsyncEngine:
         )
         prepared.arrived = arrived
         stream = _Stream(asyncio.get_running_loop(), prepared)
+        ended = False
         try:
             await self.call(lambda engine: self._submit(engine, stream))
-            while True:
+            while not ended:
                 output = await stream.take()
+                ended = output.finished
                 yield output
-                if output.finished:
-                    return
+        except OctavoError:
+            ended = True
+            raise
         finally:
-            self._send(lambda engine: self._leave(engine, stream))
+            if not ended:
+                self._send_away(lambda engine: self._leave(engine, stream))
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; no error if there is none.
 
         Its iterator gives one more snapshot, with `finish_reason` `abort`, and ends.
         """
-        self._send(lambda engine: self._abort(engine, request_id))
+        self._send_away(lambda engine: self._abort(engine, request_id))
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """What `function` returns or raises when it is called with the engine, between two steps."""
@@ -205,6 +214,39 @@ class AsyncEngine:
                 call.future.set_exception(self._ended())
         return call.future
 
+    def _send_away(self, function: Callable[[Engine], None]) -> None:
+        """Send what ends a request. Until it is done nobody is turned away for what was seen before it."""
+
+        def leave(engine: Engine) -> None:
+            with self._lock:
+                self._leaving -= 1
+            function(engine)
+
+        with self._lock:
+            self._leaving += 1
+            self._full = None
+        self._send(leave)
+
+    def _turn_away_if_full(self) -> None:
+        """Raises `Overloaded` where the queue is seen to be full, so that a crowd costs the steps next to nothing."""
+        with self._lock:
+            if (full := self._full) is None:
+                return
+            self._turned_away += 1
+        raise Overloaded(full.message, retry_after_s=full.retry_after_s)
+
+    def _look_at_queue(self, engine: Engine) -> None:
+        """After a step: whether those who come from now on are turned away."""
+        full = engine.scheduler.full()
+        with self._lock:
+            self._full = None if self._leaving else full
+        self._count_turned_away(engine)
+
+    def _count_turned_away(self, engine: Engine) -> None:
+        with self._lock:
+            count, self._turned_away = self._turned_away, 0
+        engine.scheduler.turn_away(count)
+
     def _run(self, notice: Notice | None, started: Future[Engine]) -> None:
         """The engine thread, from loading to the end."""
         try:
@@ -244,13 +286,16 @@ class AsyncEngine:
             return False
         if idle:
             self._progress = (engine.steps, time.monotonic(), True)
+        self._count_turned_away(engine)
         call.make(engine)
         if not engine.has_work:
             self._progress = (engine.steps, time.monotonic(), False)
         return True
 
     def _step(self, engine: Engine) -> None:
-        for live in engine.step():
+        news = engine.step()
+        self._look_at_queue(engine)  # before anybody learns of the room that an answer has left
+        for live in news:
             self._deliver(live)
         steps, since, _ = self._progress
         if engine.steps > steps:
@@ -259,7 +304,7 @@ class AsyncEngine:
 
     def _end(self, ended: Callable[[], OctavoError]) -> None:
         with self._lock:
-            self._ended = ended
+            self._ended, self._full = ended, None
         self._engine = None
         while not self._inbox.empty():
             if (call := self._inbox.get()) is not None:

@@ -364,8 +364,8 @@ class Engine:
             recomputed_tokens=totals.recomputed_tokens,
             dropped_positions=totals.dropped_positions,
             written_blocks=totals.written_blocks,
-            reclaimed_blocks=dict(self.cache.reclaimed),
-            folded_blocks=dict(self.cache.folding.folded),
+            reclaimed_blocks=dict(self.cache.pool.reclaimed),
+            folded_blocks=dict(self.cache.pool.folding.folded),
             preemptions=totals.preemptions,
             steps=self.steps,
         )

@@ -1,4 +1,5 @@
-"""Tiny models on one thread: tests of the cache take many short steps, which two threads do not make shorter."""
+"""Every path of the kernels; and tiny models on one thread: tests of the cache take many short steps, which two
+threads do not make shorter."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -9,6 +10,16 @@ import pytest
 
 from octavo import LLM
 from octavo.engine import Engine
+from octavo.kernels import native
+
+
+@pytest.fixture(params=native.paths())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each path of the native kernels that this machine can run, in turn."""
+    best = native.path()
+    native.select(request.param)
+    yield request.param
+    native.select(best)
 
 
 @pytest.fixture

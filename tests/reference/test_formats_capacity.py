@@ -51,7 +51,7 @@ def kept(engine: Engine) -> int:
         prompt = torch.randint(256, (LENGTH,), generator=generator).tolist()
         submit(engine, f"conversation {count}", (prompt, greedy(1)))
         finish(engine)
-        if engine.cache.reclaimed:
+        if engine.cache.pool.reclaimed:
             return count
         count += 1
         assert sum(engine.stats().formats.values()) == count * (LENGTH // 32)

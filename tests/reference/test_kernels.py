@@ -13,16 +13,10 @@ from octavo.cache.dropping import DropRule
 from octavo.kernels import native, reference
 from octavo.kernels.native import Epilogue, LayerCache, PackedLinear, Rope, RowPlacement, WeightPool
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 DTYPES = [torch.bfloat16, torch.float32]
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 2e-5}
-
-
-@pytest.fixture(params=native.paths(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    best = native.path()
-    native.select(request.param)
-    yield request.param
-    native.select(best)
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])

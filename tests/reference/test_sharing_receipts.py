@@ -113,7 +113,9 @@ def test_sums_over_receipts_are_the_engine_s_counters(single_of: Callable[..., E
     assert events["preempted"] == totals.preemptions
     assert 0 < events["resumed"] <= events["preempted"]
     assert (
-        events["stored"] - events["reclaimed"] == len(engine.cache.blocks) == engine.stats().blocks["sealed"]
+        events["stored"] - events["reclaimed"]
+        == len(engine.cache.pool.blocks)
+        == engine.stats().blocks["sealed"]
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,15 +12,9 @@ from torch import Tensor
 from octavo.kernels import native
 from support.stored import Stored
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 MOST = 32767
-
-
-@pytest.fixture(params=native.paths(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    best = native.path()
-    native.select(request.param)
-    yield request.param
-    native.select(best)
 
 
 def codes_of(stored: Stored, entry: int, head: int) -> tuple[Tensor, ...]:

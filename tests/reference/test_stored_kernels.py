@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -14,18 +13,12 @@ from octavo.kernels import native, reference
 from octavo.kernels.native import RowPlacement
 from support.stored import Stored
 
+pytestmark = pytest.mark.usefixtures("isa")
+
 DTYPES = [torch.float32, torch.bfloat16]
 STORED = ["fp8", "int8", "int4", "int2"]
 STEPS = {"int8": 255, "int4": 15, "int2": 3}
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-3}
-
-
-@pytest.fixture(params=native.paths(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    best = native.path()
-    native.select(request.param)
-    yield request.param
-    native.select(best)
 
 
 @pytest.mark.parametrize("name", [*STORED, "k=int8,v=int4", "k=bf16,v=int2", "bf16"])

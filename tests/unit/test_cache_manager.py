@@ -58,11 +58,11 @@ def test_the_same_content_is_stored_once():
     for lease in (one, two):
         cache.match(lease, tokens)
         cache.extend(lease, 8)
-    assert len(cache.blocks) == 4
+    assert len(cache.pool.blocks) == 4
     cache.commit(one, tokens, 8)
     cache.commit(two, tokens, 8)
     cache.check()
-    assert len(cache.blocks) == 2
+    assert len(cache.pool.blocks) == 2
     assert one.tables[0].entries == two.tables[0].entries
 
 
@@ -111,7 +111,7 @@ def test_forks_share_sealed_blocks_and_copy_the_open_one():
     assert child.tables[0].blocks[:2] == lease.tables[0].blocks[:2]
     assert child.tables[0].blocks[2] is not lease.tables[0].blocks[2]
     assert world.memory.copies == 1
-    assert len(cache.blocks) == 4
+    assert len(cache.pool.blocks) == 4
     assert cache.fork(child) is not None
     assert cache.fork(lease) is None
     cache.check()
@@ -203,8 +203,8 @@ def test_a_window_needs_only_the_blocks_it_reaches():
     cache.release(lease)
     window_blocks = [node.blocks[1] for node in cache.find(cache.lease(SPACE), words(1, 21)).nodes]
     cache.idle.remove(window_blocks[0])
-    cache._unpublish(window_blocks[0], "test")
-    cache._free(window_blocks[0])
+    cache.pool.unpublish(window_blocks[0], "test")
+    cache.pool.free(window_blocks[0])
     cache.check()
     assert found(cache, words(1, 21)) == 5
     assert found(cache, words(1, 5)) == 0
@@ -298,7 +298,7 @@ def test_start_up_needs_one_block_per_layer_group():
         lambda cache, lease: lease.tables[0].entries.__setitem__(0, 64),
         lambda cache, lease: setattr(cache.idle, "bytes", 64),
         lambda cache, lease: setattr(lease.tables[0].blocks[0], "idle_children", 1),
-        lambda cache, lease: cache.blocks.discard(lease.tables[0].blocks[0]),
+        lambda cache, lease: cache.pool.blocks.discard(lease.tables[0].blocks[0]),
         lambda cache, lease: setattr(lease.tables[0].blocks[0], "sealed", False),
         lambda cache, lease: cache.index.nodes.popitem(),
         lambda cache, lease: setattr(cache.pins, "bytes_pinned", 1),

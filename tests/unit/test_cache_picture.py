@@ -38,7 +38,7 @@ def check(world: World) -> dict[int, Row]:
     """The picture of `world`, if it agrees with its books."""
     shot = picture(world)
     rows, cache = shot.rows, world.cache
-    assert rows.keys() == {block.offset for block in cache.blocks}
+    assert rows.keys() == {block.offset for block in cache.pool.blocks}
     states = Counter(row.state for row in rows.values())
     assert states.keys() <= set(STATES)
     assert states["open"] == cache.stats().blocks["open"]

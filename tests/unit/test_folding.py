@@ -46,22 +46,22 @@ def test_nothing_is_thrown_away_while_something_can_be_made_smaller():
     cache = manager(layout_of("int8", "int4"), 12)
     for i in range(1, 5):  # 4 blocks each: 16 blocks in an arena of 12
         store(cache, words(i, 4 * B))
-    assert not cache.reclaimed
-    assert cache.folding.folded["int8"] > 0
+    assert not cache.pool.reclaimed
+    assert cache.pool.folding.folded["int8"] > 0
     assert [found(cache, words(i, 4 * B + 1)) for i in range(1, 5)] == [4, 4, 4, 4]
     for i in range(5, 9):
         store(cache, words(i, 4 * B))
-    assert cache.folding.folded["int4"] > 0
+    assert cache.pool.folding.folded["int4"] > 0
     store(cache, words(9, 12 * B))
-    assert cache.reclaimed["pressure"] > 0
+    assert cache.pool.reclaimed["pressure"] > 0
 
 
 def test_without_a_ladder_nothing_is_folded():
     cache = manager(layout_of(), 12)
     for i in range(1, 5):
         store(cache, words(i, 4 * B))
-    assert cache.reclaimed["pressure"] > 0
-    assert not cache.folding.folded
+    assert cache.pool.reclaimed["pressure"] > 0
+    assert not cache.pool.folding.folded
 
 
 def test_the_coldest_go_first_and_the_first_block_of_a_sequence_stays_as_it_is():
@@ -101,7 +101,7 @@ def test_no_second_step_while_a_first_one_is_left():
         store(cache, words(i, 4 * B))
         reasons = [e.reason for e in cache.events() if e.kind == "folded"]
         assert reasons == sorted(reasons)  # bf16 to int8 comes before int8 to int4
-    assert cache.folding.folded["int4"] > 0
+    assert cache.pool.folding.folded["int4"] > 0
 
 
 def test_what_is_read_is_never_folded():
@@ -131,7 +131,7 @@ def test_an_exact_request_recomputes_what_was_folded_and_leaves_it_whole():
     _, reused = store(cache, tokens, exact=True)
     assert reused == B
     assert found(cache, tokens, exact=True) == 4
-    assert cache.reclaimed == {"recomputed": 3}
+    assert cache.pool.reclaimed == {"recomputed": 3}
 
 
 def test_what_others_read_folded_keeps_its_place():
@@ -185,8 +185,8 @@ def test_two_groups_and_a_cache_that_is_small_already(policy):
     cache = manager(layout, 14, policy=policy)
     for i in range(1, 9):
         store(cache, words(1 + i % 6, 5 * B))
-    assert cache.folding.folded["int8"] > 0
-    assert cache.folding.folded["int4"] > 0
+    assert cache.pool.folding.folded["int8"] > 0
+    assert cache.pool.folding.folded["int4"] > 0
     cache.reset()
     cache.check()
     assert cache.arena.bytes_free == cache.arena.bytes_total

@@ -107,7 +107,7 @@ def test_choices_share_the_prompt_and_the_first_equals_a_single_one():
     request = many.add(words(1, 10), 6, n=4)
     many.step()
     assert len(request.sequences) == 4
-    assert len(many.cache.blocks) == 2 + 4
+    assert len(many.cache.pool.blocks) == 2 + 4
     many.run()
     many.verify(request)
     assert request.sequences[0].token_ids == alone.sequences[0].token_ids

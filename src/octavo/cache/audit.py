@@ -27,23 +27,23 @@ def check(cache: CacheManager) -> None:
 
 def _check_arena(cache: CacheManager) -> None:
     live = cache.arena.check()
-    offsets = {block.offset for block in cache.blocks}
-    if len(offsets) != len(cache.blocks) or offsets != live:
-        _fail(f"{len(cache.blocks)} blocks, {len(offsets)} offsets, {len(live)} in use in the arena")
-    held = sum(block.nbytes for block in cache.blocks)
+    offsets = {block.offset for block in cache.pool.blocks}
+    if len(offsets) != len(cache.pool.blocks) or offsets != live:
+        _fail(f"{len(cache.pool.blocks)} blocks, {len(offsets)} offsets, {len(live)} in use in the arena")
+    held = sum(block.nbytes for block in cache.pool.blocks)
     if held + cache.arena.bytes_free != cache.arena.bytes_total:
         _fail(f"{held} bytes held + {cache.arena.bytes_free} free != {cache.arena.bytes_total}")
-    formats = Counter(block.format.name for block in cache.blocks)
-    if formats != +cache.formats:
-        _fail(f"blocks by format are {dict(formats)}, counted {dict(cache.formats)}")
-    for block in cache.blocks:
+    formats = Counter(block.format.name for block in cache.pool.blocks)
+    if formats != +cache.pool.formats:
+        _fail(f"blocks by format are {dict(formats)}, counted {dict(cache.pool.formats)}")
+    for block in cache.pool.blocks:
         if block.nbytes != cache.layout.format_bytes(block.group, block.format):
             _fail(f"{block} is {block.format.name} and takes {block.nbytes} bytes")
         if block.sealed:
             _check_format(cache, block)
-    still_open = sum(not block.sealed for block in cache.blocks)
-    if still_open != cache.blocks_open:
-        _fail(f"{still_open} open blocks, counted {cache.blocks_open}")
+    still_open = sum(not block.sealed for block in cache.pool.blocks)
+    if still_open != cache.pool.blocks_open:
+        _fail(f"{still_open} open blocks, counted {cache.pool.blocks_open}")
 
 
 def _check_format(cache: CacheManager, block: Block) -> None:
@@ -82,12 +82,12 @@ def _check_leases(cache: CacheManager) -> None:
                 readers[target] += 1
             if len(table.blocks) < cache.layout.num_blocks(lease.computed):
                 _fail(f"{lease.computed} positions computed into {len(table.blocks)} blocks")
-    for block in cache.blocks:
+    for block in cache.pool.blocks:
         if block.refs != readers[block]:
             _fail(f"{block} has {readers[block]} readers")
         if not block.sealed and block.refs != 1:
             _fail(f"{block} is open and shared")
-    if readers.keys() - cache.blocks:
+    if readers.keys() - cache.pool.blocks:
         _fail("a lease holds blocks that were freed")
 
 
@@ -114,7 +114,7 @@ def _check_index(cache: CacheManager) -> None:
                 if parent is None:
                     _fail(f"{block} outlived its parent")
                 idle_children[parent] += not block.refs
-    if indexed != {block for block in cache.blocks if block.node is not None}:
+    if indexed != {block for block in cache.pool.blocks if block.node is not None}:
         _fail("indexed blocks and blocks that think so differ")
     for block in indexed:
         if block.idle_children != idle_children[block]:
@@ -128,7 +128,7 @@ def _check_index(cache: CacheManager) -> None:
 
 def _check_idle(cache: CacheManager) -> None:
     plain, pinned = list(cache.idle.policy), list(cache.pins.idle)
-    idle = {block for block in cache.blocks if not block.refs}
+    idle = {block for block in cache.pool.blocks if not block.refs}
     if len(plain) + len(pinned) != len(idle) or {*plain, *pinned} != idle:
         _fail(f"{len(idle)} blocks have no reader, the policies hold {len(plain)} + {len(pinned)}")
     if any(block.node is None for block in idle):
@@ -142,7 +142,7 @@ def _check_idle(cache: CacheManager) -> None:
         _fail(f"{len(foldable)} blocks wait to be folded, not the idle ones that could be")
     if sum(block.nbytes for block in idle) != cache.idle.bytes:
         _fail(f"{cache.idle.bytes} bytes counted as idle")
-    kept = sum(block.nbytes for block in cache.blocks if block.pinned_until)
+    kept = sum(block.nbytes for block in cache.pool.blocks if block.pinned_until)
     if kept != cache.pins.bytes_pinned or kept > cache.pins.budget:
         _fail(f"{kept} bytes pinned, counted {cache.pins.bytes_pinned} of {cache.pins.budget}")
 

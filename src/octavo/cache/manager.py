@@ -18,23 +18,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.cache import audit
-from octavo.cache.arena import Arena, Memory
+from octavo.cache.arena import Memory
 from octavo.cache.blocks import Block, BlockTable, Lease, Owner
 from octavo.cache.dropping import DropRule
-from octavo.cache.events import Event, EventLog
-from octavo.cache.folding import Folding
-from octavo.cache.formats import BlockFormat
+from octavo.cache.events import Event
 from octavo.cache.hashing import Namespace
-from octavo.cache.idle import Idle
 from octavo.cache.ladder import folded_positions
 from octavo.cache.layout import CacheLayout
-from octavo.cache.pins import Pins
 from octavo.cache.policy import POLICIES
-from octavo.cache.prefix import Match, Node, PrefixIndex
+from octavo.cache.pool import BlockPool
+from octavo.cache.prefix import Match, Node
 from octavo.cache.receipt import Miss, Pinned
 from octavo.errors import ConfigError
-
-COMPACTION_RESERVE = 64
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class CacheManager:
     """Blocks of one model in `bytes_total` bytes.
 
     `max_pinned` is the byte budget of pins, `policy` a name in `POLICIES`. Raises `ConfigError` if not even
-    one block per layer group fits. `reclaimed` counts published blocks that were taken back, by reason.
+    one block per layer group fits.
     """
 
     def __init__(
@@ -82,17 +77,12 @@ class CacheManager:
         self.layout = layout
         self.enabled = enable_prefix_caching
         self.clock = clock
-        self.arena = Arena(bytes_total, memory, poison)
-        self.index = PrefixIndex(layout, hash_bits)
-        self.pins = Pins(max_pinned)
-        self.idle = Idle(POLICIES[policy](), self.pins, self.index)
-        self.folding = Folding(layout, self.arena, self.idle, self._slide)
-        self.log = EventLog()
-        self.blocks_open = 0
-        self.formats: Counter[str] = Counter()
-        self.reclaimed: Counter[str] = Counter()
-        self.blocks: set[Block] = set()
-        self.leases: set[Lease] = set()
+        self.pool = BlockPool(layout, bytes_total, policy, max_pinned, memory, poison, hash_bits, clock)
+        self.arena = self.pool.arena
+        self.index = self.pool.index
+        self.idle = self.pool.idle
+        self.pins = self.pool.pins
+        self.leases = self.pool.leases
         self._sizes = layout.block_sizes_bytes
         self._stored = [g for g in range(len(layout.groups)) if not layout.sealed_format(g).is_compute]
         self._windowed = [g for g, group in enumerate(layout.groups) if group.window is not None]
@@ -100,7 +90,7 @@ class CacheManager:
     @property
     def bytes_available(self) -> int:
         """Bytes that running sequences could still get: free ones and idle blocks, pinned or not."""
-        return self.arena.bytes_free + self.idle.bytes
+        return self.pool.bytes_available
 
     def lease(
         self,
@@ -134,7 +124,7 @@ class CacheManager:
             for i, node in enumerate(match.nodes):
                 block = node.blocks[g] if i >= table.first else None
                 if block is not None:
-                    self._take(block, lease)
+                    self.pool.take(block, lease)
                 table.append(block)
         if depth:
             lease.tip = match.nodes[-1]
@@ -207,14 +197,14 @@ class CacheManager:
         self.leases.add(lease)
         for g, table in enumerate(lease.tables):
             for i in range(len(table.blocks), want):
-                table.append(self._new_block(g, i, lease, self.layout.open_format))
+                table.append(self.pool.new(g, i, lease, self.layout.open_format))
         for g in self._stored:
             table = lease.tables[g]
             for i in [i for i in table.targets if i not in aims]:  # of a step that was never made
-                self._free(table.unaim(i))
+                self.pool.free(table.unaim(i))
             for i in aims:
                 if i not in table.targets:
-                    table.aim(i, self._new_block(g, i, lease, self.layout.sealed_format(g)))
+                    table.aim(i, self.pool.new(g, i, lease, self.layout.sealed_format(g)))
         return True
 
     def _to_be_sealed(self, lease: Lease, stop: int) -> range:
@@ -251,7 +241,7 @@ class CacheManager:
             block, target = table.blocks[i], table.unaim(i)
             assert block is not None
             table.replace(i, target)
-            self._free(block)
+            self.pool.free(block)
 
     def fork(self, lease: Lease) -> Lease | None:
         """A second reader of everything `lease` holds: sealed blocks shared, open ones copied at compute
@@ -281,7 +271,7 @@ class CacheManager:
                     block.uses += not lease.gone  # never more than the parent's
                 copy.append(block)
             for i in range(start, len(table.blocks)):
-                twin = self._new_block(g, i, child, self.layout.open_format)
+                twin = self.pool.new(g, i, child, self.layout.open_format)
                 source = table.blocks[i]
                 assert source is not None
                 if self.arena.memory is not None:
@@ -295,10 +285,10 @@ class CacheManager:
         behind_gap = lease.gone.stop if lease.gone else None
         for table in lease.tables:
             for target in table.targets.values():
-                self._free(target)
+                self.pool.free(target)
             for i, block in reversed(list(enumerate(table.blocks))):
                 if block is not None:
-                    self._let_go(block)
+                    self.pool.let_go(block)
                     if i == behind_gap:
                         self.idle.renew(block)
         lease.clear()
@@ -332,7 +322,7 @@ class CacheManager:
         kind, reason = (
             ("pinned", "cache_ttl") if outcome.refused is None else ("pin_refused", outcome.refused)
         )
-        self.log.add(Event(self.clock(), kind, reason, request_id, tokens=tokens, owner=lease.owner))
+        self.pool.log.add(Event(self.clock(), kind, reason, request_id, tokens=tokens, owner=lease.owner))
         return outcome
 
     def expire(self) -> None:
@@ -342,31 +332,31 @@ class CacheManager:
     def reset(self) -> int:
         """Forget every published block; idle ones are freed, those in use stay with their readers. Returns
         how many were forgotten."""
-        published = [block for block in self.blocks if block.node is not None]
+        published = [block for block in self.pool.blocks if block.node is not None]
         for block in sorted(published, key=lambda b: -b.index):
             if not block.refs:
                 self.idle.remove(block)
-            self._unpublish(block, "reset")
+            self.pool.unpublish(block, "reset")
             if not block.refs:
-                self._free(block)
+                self.pool.free(block)
         for lease in self.leases:
             lease.attached = False
         return len(published)
 
     def events(self) -> list[Event]:
         """What happened since the last call."""
-        return self.log.drain()
+        return self.pool.log.drain()
 
     def stats(self) -> CacheStats:
-        arena, sealed = self.arena, len(self.blocks) - self.blocks_open
+        arena, sealed = self.arena, len(self.pool.blocks) - self.pool.blocks_open
         return CacheStats(
             bytes_total=arena.bytes_total,
             bytes_free=arena.bytes_free,
             bytes_running=arena.bytes_total - self.bytes_available,
             bytes_cached=self.idle.bytes,
             bytes_pinned=self.pins.bytes_pinned,
-            blocks={"open": self.blocks_open, "sealed": sealed},
-            formats=dict(+self.formats),
+            blocks={"open": self.pool.blocks_open, "sealed": sealed},
+            formats=dict(+self.pool.formats),
         )
 
     def check(self) -> None:
@@ -378,7 +368,7 @@ class CacheManager:
             block = table.blocks[i]
             assert block is not None
             block.sealed = True
-            self.blocks_open -= 1
+            self.pool.blocks_open -= 1
         end = (i + 1) * self.layout.block_size
         lease.attached &= lease.shared(end) == end
         if not (self.enabled and lease.attached):
@@ -393,11 +383,11 @@ class CacheManager:
             assert block is not None
             if twin is None:
                 self.index.put(node, block)
-                self._note("stored", "sealed", block)
+                self.pool.note("stored", "sealed", block)
             elif twin is not block:
-                self._take(twin, lease)
+                self.pool.take(twin, lease)
                 table.replace(i, twin)
-                self._let_go(block)
+                self.pool.let_go(block)
 
     def _supersede(self, node: Node, lease: Lease, i: int) -> bool:
         """Where block `i` of `lease` is exact and what is found in its place is not, take that place. False, and
@@ -409,118 +399,17 @@ class CacheManager:
             block = lease.tables[twin.group].blocks[i]
             assert block is not None
             self.idle.remove(twin)
-            self.reclaimed["recomputed"] += 1
-            self._note("reclaimed", "recomputed", twin)
+            self.pool.reclaimed["recomputed"] += 1
+            self.pool.note("reclaimed", "recomputed", twin)
             self.index.swap(twin, block)
-            self._free(twin)
-            self._note("stored", "sealed", block)
+            self.pool.free(twin)
+            self.pool.note("stored", "sealed", block)
         return True
-
-    def _take(self, block: Block, lease: Lease) -> None:
-        if not block.refs:
-            self.idle.remove(block)
-        block.refs += 1
-        block.uses += 1
-        if lease.priority < block.priority:
-            block.priority = lease.priority
-        if not block.exact:
-            lease.pedigree = False
-
-    def _let_go(self, block: Block) -> None:
-        block.refs -= 1
-        if block.refs:
-            return
-        block.used_at = self.clock()
-        if block.node is None:
-            self._free(block)
-        else:
-            self.idle.add(block)
 
     def _free_entries(self, table: BlockTable, indices: range) -> None:
         for i in indices:
             block = table.blocks[i]
             if block is not None:
                 table.replace(i, None)
-                self._let_go(block)
+                self.pool.let_go(block)
                 self.idle.renew(block)
-
-    def _new_block(self, g: int, i: int, lease: Lease, format: BlockFormat) -> Block:
-        size = self._sizes[g] if format.is_compute else self.layout.sealed_sizes_bytes[g]
-        while self.arena.bytes_free < size:
-            self._make_room(size)
-        offset = self.arena.allocate(size)
-        if offset is None:
-            offset = self._compact(size)
-        block = Block(offset, size, g, i, format, lease.priority, lease.pedigree, lease.owner)
-        self.blocks.add(block)
-        self.formats[format.name] += 1
-        self.blocks_open += 1
-        return block
-
-    def _compact(self, nbytes: int) -> int:
-        """Slide the blocks together. Makes a little more room than needed first, so that this stays rare."""
-        reserve = self.arena.bytes_total // COMPACTION_RESERVE
-        while self.arena.bytes_free < reserve and self.idle.bytes > self.pins.bytes_pinned:
-            self._make_room(nbytes)
-        offset = self.arena.allocate(nbytes)
-        if offset is not None:
-            return offset
-        self._slide()
-        offset = self.arena.allocate(nbytes)
-        assert offset is not None
-        return offset
-
-    def _slide(self) -> None:
-        moved = self.arena.compact()
-        for block in self.blocks:
-            block.offset = moved.get(block.offset, block.offset)
-        for lease in self.leases:
-            for table in lease.tables:
-                table.refresh()
-
-    def _make_room(self, nbytes: int) -> None:
-        """Fold idle blocks or, where none is left to fold, take one back: `nbytes` are wanted."""
-        reserve = self.arena.bytes_total // COMPACTION_RESERVE
-        steps = self.folding.fold(max(nbytes - self.arena.bytes_free, reserve))
-        for block, before in steps:
-            self.formats[before.name] -= 1
-            self.formats[block.format.name] += 1
-            self._note("folded", f"pressure, {before.name} to {block.format.name}", block)
-        if not steps:
-            self._reclaim(nbytes)
-
-    def _reclaim(self, nbytes: int) -> None:
-        block, reason = self.idle.victim(nbytes)
-        for lease in self.leases:
-            if lease.drops is not None:
-                self._cut(lease, block, reason)
-        self._unpublish(block, reason)
-        self._free(block)
-
-    def _cut(self, lease: Lease, block: Block, reason: str) -> None:
-        """`lease` may have dropped `block` and hold what is found through it: then only for itself from now on."""
-        assert block.node is not None
-        if lease.digests[block.index : block.index + 1] != [block.node.digest]:
-            return
-        for below in reversed(lease.tables[block.group].blocks[block.index + 1 : len(lease.digests)]):
-            if below is not None and below.node is not None:
-                self._unpublish(below, reason)
-
-    def _unpublish(self, block: Block, reason: str) -> None:
-        if block.pinned_until:
-            self.pins.remove(block)
-        self.reclaimed[reason] += 1
-        self._note("reclaimed", reason, block)
-        self.index.drop(block)
-
-    def _free(self, block: Block) -> None:
-        self.blocks.remove(block)
-        self.formats[block.format.name] -= 1
-        if not block.sealed:
-            self.blocks_open -= 1
-        self.arena.free(block.offset)
-
-    def _note(self, kind: str, reason: str, block: Block) -> None:
-        assert block.node is not None
-        digest, size = block.node.digest, self.layout.block_size
-        self.log.add(Event(self.clock(), kind, reason, None, 0, block.group, digest, size, block.owner))

@@ -129,13 +129,13 @@ class Picture:
 
 def take(cache: CacheManager, leases: Iterable[tuple[str, Lease]]) -> Picture:
     """The picture of `cache` now. `leases` names the running sequences' leases. Call it where the cache lives."""
-    blocks = list(cache.blocks)
+    blocks = list(cache.pool.blocks)
     return Picture(
         now=cache.clock(),
         block_size=cache.layout.block_size,
         stats=cache.stats(),
         slabs=tuple((slab.start, slab.block_bytes, slab.count) for slab in cache.arena.slabs()),
-        reclaimed=dict(cache.reclaimed),
+        reclaimed=dict(cache.pool.reclaimed),
         held=tuple(
             Held(name, lease.computed, tuple(_offsets(table) for table in lease.tables))
             for name, lease in leases

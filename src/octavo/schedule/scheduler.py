@@ -110,16 +110,26 @@ class Scheduler:
         self.check(request)
         if request.request_id in self.requests:
             raise InvalidRequest(f"request_id={request.request_id!r} is already in use", param="request_id")
-        room = max(0, self.max_num_seqs - len(self.running))
-        if self.max_waiting is not None and len(self.waiting) >= self.max_waiting + room:
-            waiting = sum(
-                sequence.index == 0 for sequence in self.waiting
-            )  # choices wait for their own request
-            if waiting >= self.max_waiting + room:
-                raise Overloaded(
-                    f"{waiting} requests wait and max_waiting={self.max_waiting}; try again later",
-                    retry_after_s=self._come_back(),
-                )
+        if (full := self.full()) is not None:
+            raise full
+
+    def full(self) -> Overloaded | None:
+        """What a request that came now would be refused with, if the queue had no room for it."""
+        if self.max_waiting is None:
+            return None
+        room = self.max_waiting + max(0, self.max_num_seqs - len(self.running))
+        if len(self.waiting) < room:
+            return None
+        waiting = sum(sequence.index == 0 for sequence in self.waiting)  # choices wait for their own request
+        if waiting < room:
+            return None
+        message = f"{waiting} requests wait and max_waiting={self.max_waiting}; try again later"
+        return Overloaded(message, retry_after_s=self._come_back())
+
+    def turn_away(self, count: int) -> None:
+        """Count requests that were refused for what `full` said, without being handed in."""
+        self.totals.started += count
+        self.totals.rejected += count
 
     def _come_back(self) -> float:
         """Seconds after which it is worth to come back: twice what the oldest of those in the queue has waited, and one
@@ -438,7 +448,7 @@ class Scheduler:
     def _note(self, kind: str, reason: str, sequence: Sequence) -> None:
         now, name = self.cache.clock(), sequence.request.request_id
         tokens, owner = len(sequence.token_ids), sequence.lease.owner
-        self.cache.log.add(Event(now, kind, reason, name, sequence.index, tokens=tokens, owner=owner))
+        self.cache.pool.log.add(Event(now, kind, reason, name, sequence.index, tokens=tokens, owner=owner))
 
 
 def _chunk(sequence: Sequence, count: int) -> Chunk:

@@ -79,7 +79,7 @@ class Reading:
     def of(cls, engine: Engine) -> Reading:
         """Taken in the engine's thread."""
         sizes = Counts({engine.layout.format: 0})
-        for block in engine.cache.blocks:
+        for block in engine.cache.pool.blocks:
             sizes[block.format.name] += block.nbytes
         return cls(engine.totals(), engine.stats(), sizes)
 

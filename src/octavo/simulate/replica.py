@@ -199,7 +199,7 @@ class Replica:
         measures.running.add(self.now, 1 - cache.bytes_available / total)
         measures.cached.add(self.now, cache.idle.bytes / total)
         measures.queue.add(self.now, len(self.scheduler.waiting))
-        events = cache.log.drain()
+        events = cache.pool.log.drain()
         if not self._lifetimes:
             return
         for event in events:
