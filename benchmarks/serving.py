@@ -35,7 +35,8 @@ READY_S = 600.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """The load, and a crowd that is larger than the server takes. `goal` is the requirement, where it applies."""
+    """The load, and a crowd that is larger than the server takes, which asks for `prompt` and `new` tokens, up to half
+    of that more or less. `goal` is the requirement, where it applies."""
 
     traffic: Traffic
     running: int
@@ -48,7 +49,7 @@ class Sizes:
     goal: float | None
 
 
-FULL = Sizes(Traffic((1, 8, 32), 6, 256, 128), 16, 32, 200, 600, 128, 64, 3, goal=0.9)
+FULL = Sizes(Traffic((1, 8, 32), 6, 256, 128), 16, 32, 200, 400, 128, 64, 3, goal=0.9)
 QUICK = Sizes(Traffic((1, 2), 2, 32, 8), 2, 2, 8, 16, 16, 8, 1, goal=None)
 
 
@@ -94,8 +95,10 @@ def overload(url: str, model: str, prompts: Prompts, sizes: Sizes) -> tuple[Line
     whole = Tally()
 
     def tokens_per_s(clients: int) -> float:
-        asked = [prompts.next(sizes.prompt) for _ in range(sizes.asked)]
-        tally = crowd(url, model, asked, sizes.new, clients)
+        # Of many lengths, or those who began together would end and be replaced together, which is faster.
+        lengths = [(50 + i * 37 % 101) / 100 for i in range(sizes.asked)]
+        asked = [(prompts.next(round(sizes.prompt * by)), round(sizes.new * by)) for by in lengths]
+        tally = crowd(url, model, asked, clients)
         if tally.lost:
             raise RuntimeError(f"{len(tally.lost)} requests were lost, the first with {tally.lost[0]}")
         if clients == sizes.crowd:

@@ -24,11 +24,12 @@ from typing import Any, Generic, Self, TypeVar
 from octavo.config import EngineConfig
 from octavo.door import Prompt
 from octavo.engine import Engine, EngineStats
-from octavo.errors import ConfigError, InvalidRequest, OctavoError, Overloaded, RequestCancelled
+from octavo.errors import ConfigError, InvalidRequest, OctavoError, RequestCancelled
 from octavo.live import LiveRequest
 from octavo.model.pull import Notice
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.params import SamplingParams
+from octavo.schedule.full import FullQueue
 from octavo.watch import EngineTotals, Health, Observer
 
 logger = logging.getLogger("octavo")
@@ -54,10 +55,10 @@ class AsyncEngine:
         self._streams: dict[str, _Stream] = {}  # the engine thread's own
         # Steps done, when there was progress, whether there is work: written by the engine thread, all at once.
         self._progress = (0, time.monotonic(), False)
-        # What a request is refused with that comes now; None too while some are `_leaving`, who may make room.
-        self._full: Overloaded | None = None
+        # By which requests are turned away that come now; None too while some are `_leaving`, who may make room.
+        self._full: FullQueue | None = None
         self._leaving = 0
-        self._turned_away = 0  # since the engine thread has counted them
+        self._turned_away: list[float] = []  # intervals of those the engine thread has not counted yet
         # One thread encodes prompts in the order they came; a long one delays no step.
         self._door = ThreadPoolExecutor(1, "octavo-door")
         # Another one compiles forms; a costly one delays no prompt that has none.
@@ -232,20 +233,17 @@ class AsyncEngine:
         with self._lock:
             if (full := self._full) is None:
                 return
-            self._turned_away += 1
-        raise Overloaded(full.message, retry_after_s=full.retry_after_s)
+            number = len(self._turned_away)
+            self._turned_away.append(full.interval_s)
+        raise full.refusal(number)
 
     def _look_at_queue(self, engine: Engine) -> None:
-        """After a step: whether those who come from now on are turned away."""
-        full = engine.scheduler.full()
+        """Count those who were turned away, and say whether more are from now on."""
+        scheduler = engine.scheduler
         with self._lock:
-            self._full = None if self._leaving else full
-        self._count_turned_away(engine)
-
-    def _count_turned_away(self, engine: Engine) -> None:
-        with self._lock:
-            count, self._turned_away = self._turned_away, 0
-        engine.scheduler.turn_away(count)
+            scheduler.turn_away(len(self._turned_away), sum(self._turned_away))
+            self._turned_away.clear()
+            self._full = None if self._leaving else scheduler.full()
 
     def _run(self, notice: Notice | None, started: Future[Engine]) -> None:
         """The engine thread, from loading to the end."""
@@ -286,7 +284,7 @@ class AsyncEngine:
             return False
         if idle:
             self._progress = (engine.steps, time.monotonic(), True)
-        self._count_turned_away(engine)
+        self._look_at_queue(engine)
         call.make(engine)
         if not engine.has_work:
             self._progress = (engine.steps, time.monotonic(), False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from benchmarks import loadgen
-from benchmarks.crowd import crowd
+from benchmarks.crowd import Question, crowd
 from benchmarks.serving import QUICK, load_table, overload
 
 from octavo import AsyncEngine
@@ -26,12 +26,12 @@ def narrow(tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.Monk
     engine.close()
 
 
-def prompts(count: int) -> list[list[int]]:
-    return [[i, *range(20, 40)] for i in range(count)]
+def questions(count: int, new: int) -> list[Question]:
+    return [([i, *range(20, 40)], new) for i in range(count)]
 
 
 def test_a_crowd_comes_back_until_all_is_answered(narrow: Served) -> None:
-    tally = crowd(narrow.url, "tiny", prompts(12), 200, clients=6)
+    tally = crowd(narrow.url, "tiny", questions(12, 200), clients=6)
     assert (tally.answers, tally.tokens, tally.lost) == (12, 12 * 200, [])
     assert tally.refusals > 0
     totals = narrow.ask(lambda engine: engine.totals())
@@ -40,7 +40,7 @@ def test_a_crowd_comes_back_until_all_is_answered(narrow: Served) -> None:
 
 
 def test_what_is_lost_is_told(narrow: Served) -> None:
-    tally = crowd(narrow.url, "unknown", prompts(2), 4, clients=1)
+    tally = crowd(narrow.url, "unknown", questions(2, 4), clients=1)
     assert tally.answers == 0
     assert [lost[:3] for lost in tally.lost] == ["404", "404"]
 

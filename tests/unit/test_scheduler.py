@@ -240,17 +240,31 @@ def test_a_full_queue_refuses():
     assert len(world.done) == 2
 
 
-def test_the_refused_come_back_when_the_queue_will_have_moved():
-    world = World(max_num_seqs=1, max_waiting=1)
+def test_the_refused_come_back_one_by_one_as_fast_as_the_queue_moves():
+    world = World(max_num_seqs=1, max_waiting=2)
     now = [100.0]
     world.cache.clock = lambda: now[0]
     world.add(words(1, 3), 5)
     world.step()
     world.add(words(2, 3), 5)
-    for now[0], hint in ((107.0, 15.0), (1000.0, 60.0)):
+    world.add(words(3, 3), 5)
+
+    def hint():
         with pytest.raises(Overloaded) as refused:
-            world.add(words(3, 3), 5)
-        assert refused.value.retry_after_s == hint
+            world.add(words(4, 3), 5)
+        return refused.value.retry_after_s
+
+    now[0] = 108.0  # the first of 2 has waited for 8 s: one goes every 4 s
+    assert [hint() for _ in range(3)] == [1, 5, 9]
+    full = world.scheduler.full()
+    assert [full.refusal(number).retry_after_s for number in range(2)] == [13, 17]
+    world.scheduler.turn_away(2, 2 * full.interval_s)
+    now[0] = 110.0
+    assert hint() == 19
+    now[0] = 600.0  # those who were told have come, or never will
+    assert hint() == 1
+    assert 1 <= hint() < 61
+    assert world.scheduler.totals.rejected == 3 + 2 + 3
     world.run()
 
 

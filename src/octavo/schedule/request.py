@@ -56,6 +56,7 @@ class Request:
     receipt: Receipt = field(init=False)
     sequences: list[Sequence] = field(init=False, default_factory=list)
     arrived_at: float = field(init=False, default=0.0)
+    place: int = field(init=False, default=0)
     admitted_at: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

@@ -21,8 +21,9 @@ from octavo.cache.blocks import Lease, Owner
 from octavo.cache.events import Event
 from octavo.cache.manager import CacheManager
 from octavo.cache.prefix import Match
-from octavo.errors import BooksDoNotBalance, InvalidRequest, OctavoError, Overloaded
+from octavo.errors import BooksDoNotBalance, InvalidRequest, OctavoError
 from octavo.schedule.filling import Filling
+from octavo.schedule.full import SPREAD_S, FullQueue, Pace
 from octavo.schedule.limits import Limits
 from octavo.schedule.request import Request, Sequence, Status
 from octavo.schedule.totals import Totals
@@ -79,6 +80,8 @@ class Scheduler:
         self.totals = Totals()
         self._filling = Filling()
         self._in_flight: StepPlan | None = None
+        self._pace = Pace()
+        self._told = 0.0  # when the last of those who were refused comes back
         self._release_late: list[Sequence] = []
 
     @property
@@ -101,7 +104,7 @@ class Scheduler:
             raise
         first = Sequence(request, 0, request.prompt_token_ids, self._lease(request))
         request.sequences.append(first)
-        request.arrived_at = self.cache.clock()
+        request.arrived_at, request.place = self.cache.clock(), len(self.waiting)
         self.requests[request.request_id] = request
         self.totals.prompt_tokens += len(request.prompt_token_ids)
         insort(self.waiting, first, key=_order)
@@ -111,32 +114,33 @@ class Scheduler:
         if request.request_id in self.requests:
             raise InvalidRequest(f"request_id={request.request_id!r} is already in use", param="request_id")
         if (full := self.full()) is not None:
-            raise full
+            self._tell(full.interval_s)
+            raise full.refusal()
 
-    def full(self) -> Overloaded | None:
-        """What a request that came now would be refused with, if the queue had no room for it."""
+    def full(self) -> FullQueue | None:
+        """The queue, if it has no room for a request that came now."""
         if self.max_waiting is None:
             return None
         room = self.max_waiting + max(0, self.max_num_seqs - len(self.running))
         if len(self.waiting) < room:
             return None
-        waiting = sum(sequence.index == 0 for sequence in self.waiting)  # choices wait for their own request
-        if waiting < room:
+        first = [s.request for s in self.waiting if s.index == 0]  # choices wait for their own request
+        if len(first) < room:
             return None
-        message = f"{waiting} requests wait and max_waiting={self.max_waiting}; try again later"
-        return Overloaded(message, retry_after_s=self._come_back())
+        now = self.cache.clock()
+        oldest = max((now - r.arrived_at for r in first if r.admitted_at is None), default=0.0)
+        told_s = max(0.0, self._told - now)
+        return FullQueue(len(first), self.max_waiting, told_s, self._pace.interval_s(oldest, len(first)))
 
-    def turn_away(self, count: int) -> None:
-        """Count requests that were refused for what `full` said, without being handed in."""
+    def turn_away(self, count: int, seconds: float) -> None:
+        """Count requests that a `FullQueue` refused without their being handed in, its intervals summed up."""
         self.totals.started += count
         self.totals.rejected += count
+        self._tell(seconds)
 
-    def _come_back(self) -> float:
-        """Seconds after which it is worth to come back: twice what the oldest of those in the queue has waited, and one
-        more, up to a minute. Clients that come back sooner find no room, and refusing them costs others their time."""
+    def _tell(self, seconds: float) -> None:
         now = self.cache.clock()
-        waited = (now - s.request.arrived_at for s in self.waiting if s.request.admitted_at is None)
-        return min(60.0, 1.0 + 2.0 * max(waited, default=0.0))
+        self._told = now + (max(0.0, self._told - now) + seconds) % SPREAD_S
 
     def check(self, request: Request) -> None:
         """Raise what `add` would raise about `request` whatever else there is; changes nothing."""
@@ -374,7 +378,9 @@ class Scheduler:
         if request.receipt.miss is None:
             request.receipt.miss = miss
             request.admitted_at = self.cache.clock()
-            queued_ms = 1000 * (request.admitted_at - request.arrived_at)
+            queued_s = request.admitted_at - request.arrived_at
+            self._pace.left(queued_s, request.place)
+            queued_ms = 1000 * queued_s
             formats = Counter(self._written(0, reused))
             formats[self.cache.layout.format] -= folded.total()
             formats.update(folded)
