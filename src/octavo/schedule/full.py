@@ -33,10 +33,11 @@ class FullQueue:
 
 
 class Pace:
-    """How fast the queue moves: of those who had to wait, the seconds each for every one before it, smoothed."""
+    """How fast the queue moves, and who was told to come back when. `now` is the scheduler's clock."""
 
     def __init__(self) -> None:
-        self._seconds = 0.0
+        self._seconds = 0.0  # of those who had to wait, for every one before them, smoothed
+        self._told = 0.0  # when the last of those who were refused comes back
 
     def left(self, waited_s: float, place: int) -> None:
         """One has left the queue who found `place` others in it."""
@@ -44,6 +45,11 @@ class Pace:
             each = waited_s / place
             self._seconds = self._seconds + (each - self._seconds) / SMOOTH if self._seconds else each
 
-    def interval_s(self, oldest_s: float, waiting: int) -> float:
-        """Seconds from one who leaves it to the next, where the oldest of `waiting` has waited so long already."""
-        return max(self._seconds, oldest_s / max(1, waiting))
+    def full(self, now: float, waiting: int, max_waiting: int, oldest_s: float) -> FullQueue:
+        """The queue, full, with `waiting` in it of whom the oldest has waited so long already."""
+        interval_s = max(self._seconds, oldest_s / max(1, waiting))
+        return FullQueue(waiting, max_waiting, max(0.0, self._told - now), interval_s)
+
+    def told(self, now: float, seconds: float) -> None:
+        """Some were refused, whose intervals are `seconds` in all."""
+        self._told = now + (max(0.0, self._told - now) + seconds) % SPREAD_S

@@ -36,7 +36,8 @@ class Request:
     `cache_ttl` pins what it leaves behind, or its first `cache_ttl_tokens` prompt tokens as soon as they are computed.
     `reuse=False` computes every prompt token (e.g. to return prompt log-probs). `drops` is the rule by which its
     sequences drop context; they then have no limit of length. `label` is a name of the client's for those who
-    look on. Label and `params` are carried for others; the scheduler reads nothing of them.
+    look on. Label and `params` are carried for others; the scheduler reads nothing of them. `place` sequences waited
+    when it came.
     """
 
     request_id: str

@@ -23,7 +23,7 @@ from octavo.cache.manager import CacheManager
 from octavo.cache.prefix import Match
 from octavo.errors import BooksDoNotBalance, InvalidRequest, OctavoError
 from octavo.schedule.filling import Filling
-from octavo.schedule.full import SPREAD_S, FullQueue, Pace
+from octavo.schedule.full import FullQueue, Pace
 from octavo.schedule.limits import Limits
 from octavo.schedule.request import Request, Sequence, Status
 from octavo.schedule.totals import Totals
@@ -81,7 +81,6 @@ class Scheduler:
         self._filling = Filling()
         self._in_flight: StepPlan | None = None
         self._pace = Pace()
-        self._told = 0.0  # when the last of those who were refused comes back
         self._release_late: list[Sequence] = []
 
     @property
@@ -114,7 +113,7 @@ class Scheduler:
         if request.request_id in self.requests:
             raise InvalidRequest(f"request_id={request.request_id!r} is already in use", param="request_id")
         if (full := self.full()) is not None:
-            self._tell(full.interval_s)
+            self._pace.told(self.cache.clock(), full.interval_s)
             raise full.refusal()
 
     def full(self) -> FullQueue | None:
@@ -129,18 +128,13 @@ class Scheduler:
             return None
         now = self.cache.clock()
         oldest = max((now - r.arrived_at for r in first if r.admitted_at is None), default=0.0)
-        told_s = max(0.0, self._told - now)
-        return FullQueue(len(first), self.max_waiting, told_s, self._pace.interval_s(oldest, len(first)))
+        return self._pace.full(now, len(first), self.max_waiting, oldest)
 
     def turn_away(self, count: int, seconds: float) -> None:
         """Count requests that a `FullQueue` refused without their being handed in, its intervals summed up."""
         self.totals.started += count
         self.totals.rejected += count
-        self._tell(seconds)
-
-    def _tell(self, seconds: float) -> None:
-        now = self.cache.clock()
-        self._told = now + (max(0.0, self._told - now) + seconds) % SPREAD_S
+        self._pace.told(self.cache.clock(), seconds)
 
     def check(self, request: Request) -> None:
         """Raise what `add` would raise about `request` whatever else there is; changes nothing."""
