@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from octavo.cache.prefix import PrefixIndex
+from octavo.cache.hashing import Hasher
 from octavo.engine import Engine
 from octavo.params import SamplingParams
 from support.engines import greedy, submit
@@ -74,7 +74,7 @@ def test_prompts_whose_hashes_collide(bits: int, single_of: Callable[..., Engine
     plain = single_of(KIND, enable_prefix_caching=False)
     expected = hear(plain, asked)
     engine = single_of(KIND, block_size=B)
-    engine.cache.index = PrefixIndex(engine.layout, hash_bits=bits)
+    engine.cache.index._hasher = Hasher(bits)
     heard, receipts = serve(engine, asked)
     assert heard == expected
     assert len({tuple(prompt[:B]) for prompt, _ in asked}) == count
@@ -97,7 +97,7 @@ def test_prompts_that_share_a_prefix_under_colliding_hashes(single_of: Callable[
     ]
     plain = single_of(KIND, enable_prefix_caching=False)
     engine = single_of(KIND, block_size=B, kv_cache_memory=pool(100, B), poison=True)
-    engine.cache.index = PrefixIndex(engine.layout, hash_bits=8)
+    engine.cache.index._hasher = Hasher(8)
     assert hear(engine, asked) == hear(plain, asked)
     assert engine.cache.index.collisions > 0
     assert engine.scheduler.totals.reused_tokens > 0

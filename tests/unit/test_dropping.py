@@ -4,11 +4,12 @@ import random
 
 import pytest
 
-from octavo.cache.blocks import Lease
+from octavo.cache.blocks import Block, Lease
 from octavo.cache.dropping import DropRule
 from octavo.cache.hashing import Namespace
 from octavo.cache.layout import CacheLayout, LayerGroup
 from octavo.cache.manager import CacheManager
+from octavo.cache.pool import BlockPool
 from octavo.errors import InvalidRequest
 from octavo.schedule.request import Status
 from support.cache_world import FULL_GROUP, Clock, World, words
@@ -282,14 +283,14 @@ def test_requests_that_drop_and_others_share_prefixes_in_a_tight_pool(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = 0
-    unpublish = CacheManager._unpublish
+    unpublish = BlockPool.unpublish
 
-    def counting(cache: CacheManager, block: object, reason: str) -> None:
+    def counting(pool: BlockPool, block: Block, reason: str) -> None:
         nonlocal cut
-        cut += bool(block.refs)  # type: ignore[attr-defined]
-        unpublish(cache, block, reason)  # type: ignore[arg-type]
+        cut += bool(block.refs)
+        unpublish(pool, block, reason)
 
-    monkeypatch.setattr(CacheManager, "_unpublish", counting)
+    monkeypatch.setattr(BlockPool, "unpublish", counting)
     for seed in range(sized(20, 200)):
         rng = random.Random(seed)
         groups = (FULL_GROUP,) if seed % 2 else (FULL_GROUP, LayerGroup((1, 2), 1, 16))
