@@ -32,6 +32,8 @@ def arrivals(seed: int, count: int) -> list[Arrival]:
         ids = (draw.randint(0, 2), *(draw.randint(3, 200) for _ in range(blocks - 1)), 200 + index % 50)
         prompt = blocks * BLOCK + draw.randint(1, BLOCK - 1)
         n = draw.choice([1, 1, 1, 3])
+        if n > 1:  # the first block with sampled tokens has three: two answers might begin with the same one
+            prompt = min(prompt, (blocks + 1) * BLOCK - 3)
         made.append(Arrival(index, float(at), prompt, draw.randint(1, 30), BLOCK, ids, n=n))
     return made
 
