@@ -260,8 +260,7 @@ def test_only_so_many_watch(tiny_engine: AsyncEngine) -> None:
     async def scenario() -> None:
         feed = Feed(tiny_engine, Witness())
         streams = [feed.watch() for _ in range(WATCHERS)]
-        for stream in streams:
-            await anext(stream)
+        await asyncio.gather(*(anext(stream) for stream in streams))
         with pytest.raises(Overloaded):
             await anext(feed.watch())
         await streams.pop().aclose()
