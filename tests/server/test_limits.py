@@ -327,9 +327,10 @@ def test_a_log_that_nobody_reads_stops_nobody() -> None:
     thread.start()
     while b"could not be written" not in received:
         logger.warning("last")
+        time.sleep(0.001)
     logger.removeHandler(writer)
     while not writer._lines._items.empty():
-        pass
+        time.sleep(0.001)
     writer.close()
     os.close(pipe)
     thread.join(60)
