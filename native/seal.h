@@ -43,23 +43,24 @@ inline void put_code(uint8_t* byte, int bits, int unit, int code, int half) {
   else *byte |= uint8_t(code << (bits * unit));
 }
 
+// Where the code of (position p, dimension d) lies, `units` of them to a byte: the byte, and the unit inside it.
+inline std::pair<int64_t, int> place_of(int p, int d, int dim, int units, bool keys) {
+  if (keys)
+    return {((int64_t(p / kStoredPanel) * (dim / (2 * units)) + d / (2 * units)) * kStoredPanel + p % kStoredPanel) * 2 +
+                d % 2, d / 2 % units};
+  return {(int64_t(p / (2 * units)) * dim + d) * 2 + p % 2, p / 2 % units};
+}
+
 // One panel of numbers x [positions][dim], which it may change, to codes and scales.
 inline void seal_panel(Format format, float* x, int positions, int dim, bool keys, uint8_t* codes, char* meta) {
   const int bits = bits_of(format, 0), units = 8 / bits;
   const int64_t bytes = int64_t(positions) * dim * bits / 8;
-  // Where the code of (position, dimension) lies: byte, and unit inside it.
-  const auto place = [&](int p, int d) -> std::pair<int64_t, int> {
-    if (keys)
-      return {((int64_t(p / kStoredPanel) * (dim / (2 * units)) + d / (2 * units)) * kStoredPanel + p % kStoredPanel) * 2 +
-                  d % 2, d / 2 % units};
-    return {(int64_t(p / (2 * units)) * dim + d) * 2 + p % 2, p / 2 % units};
-  };
   if (format == Format::kFp8) {
     float most = 0.0f;
     for (int64_t i = 0; i < int64_t(positions) * dim; ++i) most = std::max(most, std::fabs(x[i]));
     const float scale = std::max(most / 448.0f, 1e-30f), inverse = 1.0f / scale;
     for (int p = 0; p < positions; ++p)
-      for (int d = 0; d < dim; ++d) codes[place(p, d).first] = to_e4m3(x[int64_t(p) * dim + d] * inverse);
+      for (int d = 0; d < dim; ++d) codes[place_of(p, d, dim, units, keys).first] = to_e4m3(x[int64_t(p) * dim + d] * inverse);
     std::memcpy(meta, &scale, sizeof scale);
     return;
   }
@@ -80,7 +81,7 @@ inline void seal_panel(Format format, float* x, int positions, int dim, bool key
     scales[i] = Elem<bf16>::narrow(q.scale);
     zeros[i] = q.stored_zero();
     for (int j = 0; j < others; ++j) {
-      const auto [byte, unit] = keys ? place(j, i) : place(i, j);
+      const auto [byte, unit] = keys ? place_of(j, i, dim, units, keys) : place_of(i, j, dim, units, keys);
       put_code(codes + byte, bits, unit, q.code(x[first + j * stride]), q.half);
     }
   }
@@ -95,10 +96,7 @@ inline void unseal_panel(Format format, const uint8_t* codes, const char* meta, 
   read_scales(format, meta, count, scale.data(), shift.data());
   for (int p = 0; p < positions; ++p)
     for (int d = 0; d < dim; ++d) {
-      const int64_t byte =
-          keys ? ((int64_t(p / kStoredPanel) * (dim / (2 * units)) + d / (2 * units)) * kStoredPanel + p % kStoredPanel) * 2 + d % 2
-               : (int64_t(p / (2 * units)) * dim + d) * 2 + p % 2;
-      const int unit = (keys ? d : p) / 2 % units;
+      const auto [byte, unit] = place_of(p, d, dim, units, keys);
       float code;
       if (format == Format::kFp8) {
         float lane[W];

@@ -241,8 +241,9 @@ class AsyncEngine:
         """Count those who were turned away, and say whether more are from now on."""
         scheduler = engine.scheduler
         with self._lock:
-            scheduler.turn_away(len(self._turned_away), sum(self._turned_away))
-            self._turned_away.clear()
+            if self._turned_away:
+                scheduler.turn_away(len(self._turned_away), sum(self._turned_away))
+                self._turned_away.clear()
             self._full = None if self._leaving else scheduler.full()
 
     def _run(self, notice: Notice | None, started: Future[Engine]) -> None:

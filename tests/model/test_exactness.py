@@ -14,8 +14,8 @@ from support.texts import real_prompts, spread
 
 pytestmark = pytest.mark.model
 
-COUNTS, NEW = sized({"bfloat16": 8}, {"bfloat16": 32, "float32": 12}), sized(12, 48)
-LONGEST = sized(300, 900)
+COUNT, NEW = sized(8, 32), sized(12, 48)
+LENGTHS = spread(COUNT, 5, sized(300, 900))
 Opens = Callable[..., AbstractContextManager[LLM]]
 
 EACH: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ AT_ONCE = {
 VARIATIONS = {**AT_ONCE, **EACH} if FULL else AT_ONCE
 
 
-@pytest.fixture(scope="module", params=COUNTS)
+@pytest.fixture(scope="module", params=sized(["bfloat16"], ["bfloat16", "float32"]))
 def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -54,8 +54,8 @@ def base(dtype: str, smollm2_of: Opens) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def requests(base: LLM, dtype: str) -> list[Request]:
-    prompts = real_prompts(spread(COUNTS[dtype], 5, LONGEST), base.engine.tokenizer.encode)
+def requests(base: LLM) -> list[Request]:
+    prompts = real_prompts(LENGTHS, base.engine.tokenizer.encode)
     return [(prompt, varied(i, NEW)) for i, prompt in enumerate(prompts)]
 
 
@@ -66,7 +66,7 @@ def expected(base: LLM, requests: list[Request]) -> list[list[Answer]]:
 
 
 def test_the_requests_are_of_both_kinds(expected: list[list[Answer]], requests: list[Request]) -> None:
-    assert len({answer.token_ids for [answer] in expected}) == len(requests)
+    assert len({answer.token_ids for [answer] in expected}) == COUNT
     assert {params.greedy for _, params in requests} == {True, False}
     sampled = [a for [a], (_, p) in zip(expected, requests, strict=True) if not p.greedy]
     assert any(rank > 1 for answer in sampled for step in answer.logprobs for _, _, rank in step[:1])
@@ -76,7 +76,7 @@ def test_alone_and_warm(base: LLM, requests: list[Request], expected: list[list[
     assert alone(base.engine, requests) == expected
     warm = base.generate([p for p, _ in requests], [params for _, params in requests])
     assert [answers(output) for output in warm] == expected
-    assert all(output.num_cached_tokens > 0 for output in warm[len(requests) // 2 :])
+    assert all(output.num_cached_tokens > 0 for output in warm[COUNT // 2 :])
 
 
 @pytest.mark.parametrize("options", VARIATIONS.values(), ids=VARIATIONS.keys())
@@ -87,7 +87,7 @@ def test_however_it_is_scheduled(
     requests: list[Request],
     expected: list[list[Answer]],
 ) -> None:
-    order = random.Random(3).sample(range(len(requests)), len(requests))
+    order = random.Random(3).sample(range(COUNT), COUNT)
     with smollm2_of(
         dtype=dtype, num_threads=options.get("num_threads", 2), **_without_threads(options)
     ) as llm:

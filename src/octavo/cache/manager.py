@@ -18,16 +18,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.cache import audit
-from octavo.cache.arena import Memory
+from octavo.cache.arena import Arena, Memory
 from octavo.cache.blocks import Block, BlockTable, Lease, Owner
 from octavo.cache.dropping import DropRule
 from octavo.cache.events import Event
 from octavo.cache.hashing import Namespace
+from octavo.cache.idle import Idle
 from octavo.cache.ladder import folded_positions
 from octavo.cache.layout import CacheLayout
+from octavo.cache.pins import Pins
 from octavo.cache.policy import POLICIES
 from octavo.cache.pool import BlockPool
-from octavo.cache.prefix import Match, Node
+from octavo.cache.prefix import Match, Node, PrefixIndex
 from octavo.cache.receipt import Miss, Pinned
 from octavo.errors import ConfigError
 
@@ -78,14 +80,34 @@ class CacheManager:
         self.enabled = enable_prefix_caching
         self.clock = clock
         self.pool = BlockPool(layout, bytes_total, policy, max_pinned, memory, poison, hash_bits, clock)
-        self.arena = self.pool.arena
-        self.index = self.pool.index
-        self.idle = self.pool.idle
-        self.pins = self.pool.pins
-        self.leases = self.pool.leases
         self._sizes = layout.block_sizes_bytes
         self._stored = [g for g in range(len(layout.groups)) if not layout.sealed_format(g).is_compute]
         self._windowed = [g for g, group in enumerate(layout.groups) if group.window is not None]
+
+    @property
+    def arena(self) -> Arena:
+        """The pool's."""
+        return self.pool.arena
+
+    @property
+    def index(self) -> PrefixIndex:
+        """The pool's."""
+        return self.pool.index
+
+    @property
+    def idle(self) -> Idle:
+        """The pool's."""
+        return self.pool.idle
+
+    @property
+    def pins(self) -> Pins:
+        """The pool's."""
+        return self.pool.pins
+
+    @property
+    def leases(self) -> set[Lease]:
+        """The pool's."""
+        return self.pool.leases
 
     @property
     def bytes_available(self) -> int:
