@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from octavo.cli import main
 from octavo.config import Environment
 from octavo.errors import ModelNotFound
 from octavo.model.pull import pull
@@ -42,9 +43,9 @@ def test_the_capital_of_france() -> None:
     assert "finish_reason: stop" in done.stderr
 
 
-def test_the_same_as_json() -> None:
-    done = octavo("run", "smollm2", "What is the capital of France?", "--json", *SMALL)
-    answer = json.loads(done.stdout)
+def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "smollm2", "What is the capital of France?", "--json", *SMALL]) == 0
+    answer = json.loads(capsys.readouterr().out)
     assert (answer["text"], answer["finish_reason"]) == ("The capital of France is Paris.", "stop")
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (37, 8)
     assert answer["octavo"]["exact"] is True

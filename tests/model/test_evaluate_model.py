@@ -16,7 +16,7 @@ pytestmark = pytest.mark.model
 
 TEXT = DATA / "text" / "wikitext2" / "wiki.test.raw"
 WINDOW = sized(512, 2048)
-MAX_WINDOWS = sized(2, None)
+MAX_WINDOWS = sized(1, None)
 MARKS = {"int8": 0.005, "fp8": 0.01, "int4": 0.03}
 """The most that perplexity may rise."""
 

@@ -47,7 +47,7 @@ SHAPES: dict[str, Callable[[], Any]] = {
 }
 HEADS = {"Gemma: windows and one KV head": 32, "heads of 20": 20, "heads of 33": 33}
 BLOCK_SIZES = sized([4, 16, 64], [4, 8, 16, 32, 64, 128, 256])
-BLOCKS = sized([2, 5], [1, 2, 3, 5, 8])
+BLOCKS = sized([3], [1, 2, 3, 5, 8])
 
 
 def possible(shape: str, format: str, block_size: int) -> bool:

@@ -23,8 +23,11 @@ def tiny_engine(
     engine.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(tiny_engine: AsyncEngine) -> Iterator[Served]:
-    """That engine behind a socket, as `tiny`, without keys; `support.serving.serving` does it with other options."""
+    """That engine behind a socket, as `tiny`, without keys, for the tests of a file.
+
+    A test that counts from zero or wants other options takes `support.serving.serving`.
+    """
     with serving(tiny_engine) as server:
         yield server

@@ -314,11 +314,11 @@ def test_the_picture_is_what_its_schema_says(served: Served) -> None:
         assert secret not in response.text
 
 
-def test_running_requests_and_who_reads_what(served: Served) -> None:
+def test_running_requests_and_who_reads_what(tiny_engine: AsyncEngine) -> None:
     started, leave = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        async for _ in served.engine.generate(SECRET, params(900), "held", tenant="acme", label="long talk"):
+        async for _ in tiny_engine.generate(SECRET, params(900), "held", tenant="acme", label="long talk"):
             started.set()
             if leave.is_set():
                 break
@@ -327,7 +327,7 @@ def test_running_requests_and_who_reads_what(served: Served) -> None:
     thread.start()
     assert started.wait(60)
     try:
-        with served.client() as client:
+        with serving(tiny_engine) as server, server.client() as client:  # whose first look it is
             shown = CachePicture.model_validate_json(client.get("/cache").content)
     finally:
         leave.set()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import IO
@@ -66,6 +67,22 @@ def read_some(stream: IO[bytes] | None, count: int = 1) -> bytes:
 def finish(process: subprocess.Popen[bytes], typed: bytes = b"") -> tuple[int, str, str]:
     out, err = process.communicate(typed, timeout=120)
     return process.returncode, out.decode(), err.decode()
+
+
+Run = Callable[[bytes, list[str]], tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process with what is piped into it: exit status, stdout, stderr."""
+
+    def run(typed: bytes, arguments: list[str]) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+        status = main(arguments)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
 
 
 def test_help_and_version_load_no_torch() -> None:
@@ -202,16 +219,14 @@ def test_a_dash_reads_the_prompt_from_stdin(directory: str, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("typed", [b"", b" \n"])
-def test_an_empty_prompt_is_refused(typed: bytes, directory: str, capsys: pytest.CaptureFixture[str]) -> None:
-    process = start("run", directory, "-", *SMALL)
-    status, out, err = finish(process, typed)
+def test_an_empty_prompt_is_refused(typed: bytes, directory: str, run: Run) -> None:
+    status, out, err = run(typed, ["run", directory, "-", *SMALL])
     assert (status, out) == (1, "")
     assert (
         err
         == f"octavo: error: prompt={typed.decode()!r} from stdin asks nothing; give at least 1 character\n"
     )
-    assert main(["run", directory, typed.decode(), *SMALL]) == 1
-    assert capsys.readouterr().err == err.replace(" from stdin", "")
+    assert run(b"", ["run", directory, typed.decode(), *SMALL]) == (1, "", err.replace(" from stdin", ""))
 
 
 def test_a_reader_that_leaves_ends_the_run_quietly(directory: str) -> None:
@@ -251,11 +266,10 @@ def test_ctrl_c_ends_the_run(directory: str) -> None:
     assert (status, err) == (130, "")
 
 
-def test_a_piped_conversation(directory: str, llm: LLM) -> None:
+def test_a_piped_conversation(directory: str, llm: LLM, run: Run) -> None:
     flags = ["--system", "be", "--max-tokens", "4", "--temperature", "0", "--ignore-eos"]
-    process = start("chat", directory, *flags, *SMALL)
     typed = b"one\n\n/receipt\ntwo\n/reset\none\n/exit\nnever\n"
-    status, out, err = finish(process, typed)
+    status, out, err = run(typed, ["chat", directory, *flags, *SMALL])
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 
     def answer(*said: str) -> str:
@@ -271,10 +285,9 @@ def test_a_piped_conversation(directory: str, llm: LLM) -> None:
     assert "The conversation starts over." in err
 
 
-def test_what_begins_with_a_slash_is_a_command_or_refused(directory: str, llm: LLM) -> None:
+def test_what_begins_with_a_slash_is_a_command_or_refused(directory: str, llm: LLM, run: Run) -> None:
     flags = ["--max-tokens", "4", "--temperature", "0", "--ignore-eos"]
-    process = start("chat", directory, *flags, *SMALL)
-    status, out, err = finish(process, b"/help\n/foo bar\n/reset now\n /foo\n")
+    status, out, err = run(b"/help\n/foo bar\n/reset now\n /foo\n", ["chat", directory, *flags, *SMALL])
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     (expected,) = llm.chat([{"role": "user", "content": "/foo"}], params)
     assert (status, out) == (0, expected.outputs[0].text + "\n")
@@ -285,10 +298,9 @@ def test_what_begins_with_a_slash_is_a_command_or_refused(directory: str, llm: L
         assert all(command in line for command in ("/receipt", "/reset", "/exit", "space before it"))
 
 
-def test_a_conversation_that_outgrows_the_context_is_kept(directory: str, llm: LLM) -> None:
+def test_a_conversation_that_outgrows_the_context_is_kept(directory: str, llm: LLM, run: Run) -> None:
     flags = ["--max-model-len", "60", "--max-tokens", "4", "--temperature", "0", "--ignore-eos"]
-    process = start("chat", directory, *flags, *SMALL)
-    status, out, err = finish(process, b"one\n" + b"x" * 80 + b"\ntwo\n")
+    status, out, err = run(b"one\n" + b"x" * 80 + b"\ntwo\n", ["chat", directory, *flags, *SMALL])
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     messages = [{"role": "user", "content": "one"}]
     first = llm.chat(messages, params)[0].outputs[0].text
