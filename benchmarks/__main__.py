@@ -224,7 +224,7 @@ def formats_suite(
     """Decode over caches in every format. Takes 5 GiB, and minutes to fill them."""
     native.set_num_threads(threads or native.DEFAULT_THREADS)
     limits = measure_limits()
-    lines = formats.measure(model, dtype, formats.QUICK if quick else formats.Sizes(), limits, _say)
+    lines = formats.measure(model, dtype, formats.QUICK if quick else formats.Sizes(), _say)
     _finish({"formats": lines}, limits, markdown, {"model": model, "dtype": dtype, "quick": quick})
 
 
@@ -262,7 +262,7 @@ def all_suites(
     suites = {
         "core": run_core(model, dtype, core.Sizes(), [], peers, limits),
         "sharing": run_sharing(model, dtype, sharing.Sizes(), [], peers, limits),
-        "formats": formats.measure(model, dtype, formats.Sizes(), limits, _say),
+        "formats": formats.measure(model, dtype, formats.Sizes(), _say),
         "waste": run_waste(),
         "cache": run_cache(model, limits),
     }

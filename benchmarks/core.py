@@ -10,10 +10,11 @@ from itertools import count
 
 import torch
 
-from benchmarks.measure import Line, alternate, seconds
+from benchmarks.measure import Line, alternate
 from benchmarks.overhead import measure_overhead
 from benchmarks.peers import PeerResults
 from benchmarks.subjects import Subjects
+from octavo.bench.limits import READ_BYTES, ReadProbe, seconds
 from octavo.kernels import limits, native
 from octavo.kernels.native import HugeBuffer, LayerCache
 from octavo.model.batch import Piece, make_batch
@@ -22,7 +23,8 @@ from octavo.model.load import cpu_multiplies_bf16
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens and repetitions. `goals=False` where the lengths are not those the requirements speak of."""
+    """Tokens, repetitions, and bytes that the machine reads to show its bandwidth. `goals=False` where the lengths are
+    not those the requirements speak of."""
 
     prompt: int = 512
     long_prompt: int = 4096
@@ -33,6 +35,7 @@ class Sizes:
     attention_sequences: int = 16
     attention_context: int = 4096
     repeats: int = 5
+    read_bytes: int = READ_BYTES
     goals: bool = True
 
     def goal(self, at_least: float) -> float | None:
@@ -40,7 +43,7 @@ class Sizes:
         return at_least if self.goals and cpu_multiplies_bf16() else None
 
 
-QUICK = Sizes(64, 256, 8, 4, 72, 8, 4, 512, 1, goals=False)
+QUICK = Sizes(64, 256, 8, 4, 72, 8, 4, 512, 1, read_bytes=1 << 20, goals=False)
 
 
 def decode(on: Subjects, sizes: Sizes, peers: PeerResults) -> list[Line]:
@@ -56,7 +59,14 @@ def decode(on: Subjects, sizes: Sizes, peers: PeerResults) -> list[Line]:
     def baseline() -> float:
         return per_token(on.baseline_times([on.prompts.next(sizes.prompt)], sizes.decode + 1))
 
-    found = alternate({"octavo": octavo, "transformers": baseline}, sizes.repeats)
+    # What a virtual machine may read per second can double from one minute to the next.
+    contenders: dict[str, Callable[[], float]] = {
+        "read": ReadProbe(sizes.read_bytes),
+        "octavo": octavo,
+        "transformers": baseline,
+    }
+    found = alternate(contenders, sizes.repeats)
+    bandwidth = found.pop("read")
     read = on.work.decode(sizes.prompt, sizes.decode).bytes_read / sizes.decode
     rates = {name: 1 / s for name, s in found.items()}
     octavo_rate = rates.pop("octavo")
@@ -75,7 +85,7 @@ def decode(on: Subjects, sizes: Sizes, peers: PeerResults) -> list[Line]:
             f"weights and cache read in decode after {sizes.prompt} tokens",
             "GB/s",
             read / found["octavo"] / 1e9,
-            {"read bandwidth": on.limits.read_bytes_per_s / 1e9},
+            {"read bandwidth": bandwidth / 1e9},
             "read bandwidth",
             sizes.goal(0.6),
         ),
@@ -147,14 +157,16 @@ def batch(on: Subjects, sizes: Sizes, peers: PeerResults) -> list[Line]:
 def attention(on: Subjects, sizes: Sizes, peers: PeerResults) -> list[Line]:
     """Decode attention alone: one query of each of several long sequences, all layers, cache beyond every CPU cache."""
     one_pass, nbytes = attention_pass(on, sizes.attention_sequences, sizes.attention_context)
-    found = alternate({"octavo": lambda: seconds(one_pass)}, sizes.repeats)
+    found = alternate(
+        {"read": ReadProbe(sizes.read_bytes), "octavo": lambda: seconds(one_pass)}, sizes.repeats
+    )
     return [
         Line(
             "attention_read_share",
             f"decode attention alone, {sizes.attention_sequences} sequences of {sizes.attention_context} tokens",
             "GB/s",
             nbytes / found["octavo"] / 1e9,
-            {"read bandwidth": on.limits.read_bytes_per_s / 1e9},
+            {"read bandwidth": found["read"] / 1e9},
             "read bandwidth",
             sizes.goal(0.6),
         )

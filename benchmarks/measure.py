@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -73,13 +72,6 @@ def alternate(contenders: Mapping[str, Callable[[], float]], repeats: int) -> di
             if turn:
                 results[name].append(result)
     return {name: median(values) for name, values in results.items()}
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """How long `work` takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def result_table(title: str, lines: Iterable[Line]) -> Table:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from benchmarks.core import attention_pass
-from benchmarks.measure import Line, alternate, seconds
+from benchmarks.measure import Line, alternate
 from benchmarks.peers import PeerResults
 from benchmarks.subjects import Subjects
 from octavo.bench.generate import greedy
+from octavo.bench.limits import seconds
 from octavo.engine import Engine
 
 

@@ -180,7 +180,7 @@ def test_the_last_line_is_json(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_formats_suite_compares_with_bf16(tiny: Path) -> None:
-    lines = formats.measure(str(tiny), "bfloat16", formats.QUICK, LIMITS, lambda text: None)
+    lines = formats.measure(str(tiny), "bfloat16", formats.QUICK, lambda text: None)
     kinds = {kind: [line for line in lines if line.name.endswith(kind)] for kind in ("attention", "step")}
     for found in kinds.values():
         assert len(found) == len(formats.FORMATS) - 1

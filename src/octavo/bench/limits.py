@@ -47,13 +47,24 @@ def measure_limits(
     )
 
 
+class ReadProbe:
+    """Reads `nbytes` bytes of its own, in huge pages; a multiple of 8."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._buffer = HugeBuffer(nbytes)
+        limits.fill(self._buffer, 1)
+
+    def __call__(self) -> float:
+        """Bytes read per second now, in the fastest of one pass with each number of reads in flight."""
+        passes = (partial(limits.read_pass, self._buffer, streams) for streams in limits.STREAMS)
+        return self._buffer.nbytes / min(map(seconds, passes))
+
+
 def read_rate(nbytes: int, repeats: int) -> float:
     """Bytes read per second."""
-    buffer = HugeBuffer(nbytes)
-    limits.fill(buffer, 1)
-    return max(
-        nbytes / best_s(partial(limits.read_pass, buffer, streams), repeats) for streams in limits.STREAMS
-    )
+    probe = ReadProbe(nbytes)
+    probe()
+    return max(probe() for _ in range(repeats))
 
 
 def gemm_rate(dtype: torch.dtype, sizes: tuple[int, ...], repeats: int) -> float:
@@ -68,9 +79,11 @@ def gemm_rate(dtype: torch.dtype, sizes: tuple[int, ...], repeats: int) -> float
 def best_s(work: Callable[[], object], repeats: int) -> float:
     """Seconds of the fastest of `repeats` runs, after one that does not count."""
     work()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(seconds(work) for _ in range(repeats))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long `work` takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
