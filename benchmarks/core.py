@@ -59,7 +59,6 @@ def decode(on: Subjects, sizes: Sizes, peers: PeerResults) -> list[Line]:
     def baseline() -> float:
         return per_token(on.baseline_times([on.prompts.next(sizes.prompt)], sizes.decode + 1))
 
-    # What a virtual machine may read per second can double from one minute to the next.
     contenders: dict[str, Callable[[], float]] = {
         "read": ReadProbe(sizes.read_bytes),
         "octavo": octavo,

@@ -85,7 +85,6 @@ def measure(model: str, dtype: str, sizes: Sizes, say: Callable[[str], None]) ->
         say(f"{format}: reading {sizes.sequences} prompts of {sizes.context} tokens ...")
         on[format] = Decoding(model, dtype, format, sizes)
     say("decoding ...")
-    # In turns too, since what a virtual machine may read per second can double from one minute to the next.
     attention = alternate(
         {"read": ReadProbe(sizes.read_bytes), **{name: one.attention_s for name, one in on.items()}},
         sizes.repeats,

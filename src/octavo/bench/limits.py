@@ -48,7 +48,10 @@ def measure_limits(
 
 
 class ReadProbe:
-    """Reads `nbytes` bytes of its own, in huge pages; a multiple of 8."""
+    """Reads `nbytes` bytes of its own, in huge pages; a multiple of 8.
+
+    To be called in turns with what is compared: the rate of a virtual machine can double from one minute to the next.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self._buffer = HugeBuffer(nbytes)
