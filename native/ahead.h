@@ -3,10 +3,14 @@
 
 #include <optional>
 
-#include "span.h"
+#include "stored.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
+
+inline void prefetch(const char* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
 
 // The blocks of one span, all heads, in the order they lie in memory: a share of a block for every pass over a block's
 // keys or values, so that the memory is asked evenly. Bursts would stop the thread until they are answered.
@@ -40,6 +44,11 @@ class Ahead {
     const Share share{one.keys() + part_ * bytes, bytes};
     if (++part_ == 2 * cache_->kv_heads) part_ = 0, ++at_;
     return share;
+  }
+
+  void fetch() {
+    const Share share = take(nullptr);
+    prefetch(share.at, share.bytes);
   }
 
  private:

@@ -29,7 +29,7 @@ inline void partials_of(const AttentionArgs& args, const AttentionPlan& plan, Sp
   if (plan.stored)
     stored_partial<T, R>(args, span, tile, scratch, ahead, fetched);
   else
-    span_partial<T, R>(args, span, tile, scratch);
+    span_partial<T, R>(args, span, tile, scratch, ahead);
 }
 
 template <class T>
@@ -118,7 +118,7 @@ void span_items(const AttentionArgs& args, const AttentionPlan& plan, std::atomi
   bool fetched = false;
   for (int64_t mine = taken++, next; mine < runs; mine = next) {
     if (many) next = taken++;
-    const bool follows = many && plan.stored && next < runs;
+    const bool follows = many && next < runs;
     if (follows) ahead = Ahead<T>(args, plan, plan.spans[next]);
     for (int64_t i = mine * run; i < (mine + 1) * run; ++i)
       span_item<T>(args, plan, plan.spans[i / heads], int(i % heads), partials, worker, ahead, fetched);
@@ -127,15 +127,21 @@ void span_items(const AttentionArgs& args, const AttentionPlan& plan, std::atomi
   }
 }
 
+// The query heads of one KV head together: their chains of merges are independent, so none waits for the other.
 template <class T>
-void merge_row(const AttentionArgs& args, const MergeRow& row, int head, const float* partials, Worker& worker) {
-  const int dim = args.cache.head_dim;
+void merge_row(const AttentionArgs& args, const MergeRow& row, int kv_head, const float* partials, Worker& worker) {
+  const int dim = args.cache.head_dim, group = args.q_heads / args.cache.kv_heads;
   const int64_t size = Partial::floats(dim);
-  const Partial state{worker.states.reserve(size)};
-  state.reset(dim);
-  for (int s = 0; s < row.spans; ++s)
-    merge(state, Partial{const_cast<float*>(partials) + ((row.first_partial + s) * args.q_heads + head) * size}, dim);
-  finish(state, dim, static_cast<T*>(args.out) + (int64_t(row.row) * args.q_heads + head) * dim);
+  const auto of_head = [size](float* first, int64_t i) { return Partial{first + i * size}; };
+  float* states = worker.states.reserve(group * size);
+  for (int i = 0; i < group; ++i) of_head(states, i).reset(dim);
+  for (int s = 0; s < row.spans; ++s) {
+    const int64_t first = (row.first_partial + s) * args.q_heads + kv_head * group;
+    for (int i = 0; i < group; ++i)
+      merge(of_head(states, i), of_head(const_cast<float*>(partials), first + i), dim);
+  }
+  T* out = static_cast<T*>(args.out) + (int64_t(row.row) * args.q_heads + kv_head * group) * dim;
+  for (int i = 0; i < group; ++i) finish(of_head(states, i), dim, out + i * dim);
 }
 
 template <class T>
@@ -145,7 +151,7 @@ void attention(const AttentionArgs& args, const AttentionPlan& plan, int threads
   const size_t needed = size_t(plan.partials) * args.q_heads * Partial::floats(args.cache.head_dim);
   float* partials = shared.reserve(needed);
   const int64_t folds = int64_t(plan.folds.size()) * heads;
-  const int64_t merges = int64_t(plan.merges.size()) * args.q_heads;
+  const int64_t merges = int64_t(plan.merges.size()) * heads;
   std::atomic<int64_t> taken = 0;
 #pragma omp parallel num_threads(threads)
   {
@@ -158,7 +164,7 @@ void attention(const AttentionArgs& args, const AttentionPlan& plan, int threads
 #pragma omp barrier
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < merges; ++i)
-      merge_row<T>(args, plan.merges[i / args.q_heads], int(i % args.q_heads), partials, worker);
+      merge_row<T>(args, plan.merges[i / heads], int(i % heads), partials, worker);
   }
 }
 

@@ -77,14 +77,23 @@ template <class T>
   }
 }
 
-template <class T, int R>
+constexpr int64_t kStepsAhead = 32;
+
+// The first of a panel's tiles reads its words from memory, so it asks for them some steps ahead. The next panel of the
+// same thread lies behind this one.
+template <class T, int R, bool first>
 inline void linear_tile(const LinearArgs& args, const uint32_t* words, int64_t row, int64_t panel) {
   const int64_t steps = steps_of<T>(args.k);
   const uint32_t* weight = static_cast<const uint32_t*>(args.weight) + panel * steps * kPanel;
   F acc[R][kPanelVectors];
   clear(acc);
   mma<T>(acc, InterleavedRows<R>{words},
-         [weight](int64_t k, int v) { return load_words(weight + k * kPanel + v * W); }, steps);
+         [weight](int64_t k, int v) {
+           const uint32_t* at = weight + k * kPanel + v * W;
+           if (first && v * W % 16 == 0) __builtin_prefetch(at + kStepsAhead * kPanel);
+           return load_words(at);
+         },
+         steps);
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     F value[kPanelVectors];
@@ -118,7 +127,11 @@ void linear(const LinearArgs& args, int threads) {
       const int64_t end = std::min(args.rows, (block + 1) * kRowBlock);
       for (int64_t row = block * kRowBlock; row < end; row += kTileRows)
         with_rows(int(std::min<int64_t>(kTileRows, end - row)), [&](auto rows) {
-          linear_tile<T, decltype(rows)::value>(args, words + row * steps, row, panel);
+          constexpr int R = decltype(rows)::value;
+          if (row == block * kRowBlock)
+            linear_tile<T, R, true>(args, words + row * steps, row, panel);
+          else
+            linear_tile<T, R, false>(args, words + row * steps, row, panel);
         });
     }
   }

@@ -31,8 +31,8 @@ struct Partial {
 inline void merge(const Partial& state, const Partial& span, int dim) {
   if (span.top() == kNothing) return;
   const float top = std::max(state.top(), span.top());
-  const F keep = set1(state.top() == kNothing ? 0.0f : exp2_scalar(state.top() - top));
-  const F take = set1(exp2_scalar(span.top() - top));
+  const F keep = state.top() == kNothing ? zero() : exp2(set1(state.top() - top));
+  const F take = exp2(set1(span.top() - top));
   for (int i = 0; i < padded_dim(dim); i += W)
     store(state.acc() + i, fma(load(span.acc() + i), take, mul(load(state.acc() + i), keep)));
   float lane[W];

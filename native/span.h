@@ -1,8 +1,8 @@
 // Partials of a tile of query rows over one span of the cache, read where it lies, at compute precision.
 #pragma once
 
+#include "ahead.h"
 #include "partial.h"
-#include "stored.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -75,16 +75,14 @@ class SpanReader {
   StoredBlock at_;
 };
 
-inline void prefetch(const char* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
-
 // score[r][from ... to) of kPanel positions at a time; P = width of a key panel.
 template <class T, int R, int P>
-inline void scores(const SpanReader<T>& span, const uint32_t* words, int dim, int from, int to, SpanScratch& scratch) {
+inline void scores(const SpanReader<T>& span, const uint32_t* words, int dim, int from, int to, SpanScratch& scratch,
+                   Ahead<T>& ahead) {
   constexpr int kPieces = P >= W ? 1 : W / P;
   constexpr int64_t kStride = int64_t(P) * sizeof(uint32_t);
-  // With few rows the memory is what one waits for: keys are fetched two steps ahead, values while keys are used.
+  // With few rows the memory is what one waits for: keys are fetched two steps ahead, values while keys are used. More
+  // rows leave time to fetch the next span.
   constexpr bool kFetch = R * 2 <= kTileRows;
   const int64_t panel_bytes = int64_t(P) * dim * sizeof(T);
   for (int p = from; p < to; p += kPanel) {
@@ -93,6 +91,8 @@ inline void scores(const SpanReader<T>& span, const uint32_t* words, int dim, in
         if (at + 2 * kPanel < to) prefetch(span.key_panel(at + 2 * kPanel), panel_bytes);
         prefetch(span.values(at), panel_bytes);
       }
+    else
+      ahead.fetch();
     const char* piece[kPanelVectors][kPieces];
     for (int v = 0; v < kPanelVectors; ++v)
       for (int i = 0; i < kPieces; ++i) {
@@ -113,41 +113,42 @@ inline void scores(const SpanReader<T>& span, const uint32_t* words, int dim, in
 // Exponents are those of 2, so the row's top is in units of ln 2.
 class Softness {
  public:
-  Softness(float* score, int low, int high, int from, int to, float scale, float cap, const Partial& out)
-      : low_(low), high_(high) {
-    if (cap > 0.0f) {
-      for (int p = from; p < to; p += W) store(score + p, tanh(mul(load(score + p), set1(scale / cap))));
-      scale = cap;
-    }
+  Softness() = default;
+  Softness(float* score, int low, int high, int from, int to, const AttentionArgs& args) : low_(low), high_(high) {
+    const float cap = args.softcap;
+    if (cap > 0.0f)
+      for (int p = from; p < to; p += W) store(score + p, tanh(mul(load(score + p), set1(args.scale / cap))));
     F top = set1(kNothing);
     for (int p = from; p < to; p += W) top = max(masked(load(score + p), set1(kNothing), p), top);
-    out.top() = reduce_max(top) * (scale * kLog2E);
-    unit_ = set1(scale * kLog2E);
-    shift_ = set1(-out.top());
+    unit_ = (cap > 0.0f ? cap : args.scale) * kLog2E;
+    top_ = reduce_max(top) * unit_;
   }
 
+  float top() const { return top_; }
+
   // Weights of the W positions from p on.
-  F weight(const float* score, int p) const { return masked(exp2(fma(load(score + p), unit_, shift_)), zero(), p); }
+  F weight(const float* score, int p) const {
+    return masked(exp2(fma(load(score + p), set1(unit_), set1(-top_))), zero(), p);
+  }
 
  private:
   F masked(F x, F other, int p) const {
     return p < low_ || p + W > high_ ? keep_lanes(x, other, std::clamp(low_ - p, 0, W), std::clamp(high_ - p, 0, W)) : x;
   }
   int low_, high_;
-  F unit_, shift_;
+  float unit_, top_;
 };
 
-// Returns nothing outside [from, to) untouched.
+// The weights of one row in [from, to); `out` gets their top and sum.
 template <class T>
-inline void soften(float* score, T* weight, int low, int high, int from, int to, const AttentionArgs& args,
-                   const Partial& out) {
-  const Softness soft(score, low, high, from, to, args.scale, args.softcap, out);
+inline void soften(Softness soft, const float* score, T* weight, int from, int to, const Partial& out) {
   F sum = zero();
   for (int p = from; p < to; p += W) {
     const F e = soft.weight(score, p);
     Elem<T>::store(weight + p, e);
     sum = add(sum, e);
   }
+  out.top() = soft.top();
   out.sum() = reduce_add(sum);
 }
 
@@ -245,7 +246,8 @@ inline std::pair<int, int> visible_range(const SpanReader<T>& span, const Tile<T
 
 // Partials of one tile over one span. Rows whose range misses the span get an empty partial.
 template <class T, int R>
-inline void span_partial(const AttentionArgs& args, SpanReader<T>& span, const Tile<T>& tile, SpanScratch& scratch) {
+inline void span_partial(const AttentionArgs& args, SpanReader<T>& span, const Tile<T>& tile, SpanScratch& scratch,
+                         Ahead<T>& ahead) {
   const int dim = args.cache.head_dim;
   int low[R], high[R];
   const auto [from, to] = visible_range<T, R>(span, tile, low, high);
@@ -253,14 +255,17 @@ inline void span_partial(const AttentionArgs& args, SpanReader<T>& span, const T
   span.limit(from, to);
   const int start = from / kPanel * kPanel;
   switch (std::min(16, span.block_size())) {
-    case 16: scores<T, R, 16>(span, tile.words, dim, start, to, scratch); break;
-    case 8: scores<T, R, 8>(span, tile.words, dim, start, to, scratch); break;
-    default: scores<T, R, 4>(span, tile.words, dim, start, to, scratch); break;
+    case 16: scores<T, R, 16>(span, tile.words, dim, start, to, scratch, ahead); break;
+    case 8: scores<T, R, 8>(span, tile.words, dim, start, to, scratch, ahead); break;
+    default: scores<T, R, 4>(span, tile.words, dim, start, to, scratch, ahead); break;
   }
   T* weight = reinterpret_cast<T*>(scratch.weight);
+  const int end = (to + W - 1) / W * W;
+  Softness soft[R];  // of all rows first: the tops of one are found while those of another are still reduced
   for (int r = 0; r < R; ++r)
-    if (low[r] < high[r])
-      soften(scratch.score[r], weight + r * kSpan, low[r], high[r], start, (to + W - 1) / W * W, args, tile.partial[r]);
+    if (low[r] < high[r]) soft[r] = Softness(scratch.score[r], low[r], high[r], start, end, args);
+  for (int r = 0; r < R; ++r)
+    if (low[r] < high[r]) soften(soft[r], scratch.score[r], weight + r * kSpan, start, end, tile.partial[r]);
   weigh_range<T, R>(span, tile, weight, dim, low, high, 0, kSpan);
 }
 

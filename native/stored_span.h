@@ -5,7 +5,7 @@
 // into one number per row that is added to every dimension at the end.
 #pragma once
 
-#include "ahead.h"
+#include "span.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -135,9 +135,8 @@ struct Offsets {
 
 // One row's scores to weights as `soften` makes them, in place, each times the scale of its position's values;
 // positions in [from, to) that the row does not see get 0.
-inline Offsets soften_scaled(float* score, int low, int high, int from, int to, const AttentionArgs& args,
-                             const StoredScratch& stored, const Partial& out) {
-  const Softness soft(score, low, high, from, to, args.scale, args.softcap, out);
+inline Offsets soften_scaled(Softness soft, float* score, int from, int to, const StoredScratch& stored,
+                             const Partial& out) {
   F sum = zero(), plain = zero(), turned = zero();
   for (int p = from; p < to; p += W) {
     const F e = soft.weight(score, p);
@@ -146,6 +145,7 @@ inline Offsets soften_scaled(float* score, int low, int high, int from, int to, 
     plain = fma(e, load(stored.shift + p), plain);
     turned = fma(e, load(stored.turned_shift + p), turned);
   }
+  out.top() = soft.top();
   out.sum() = reduce_add(sum);
   return {reduce_add(plain), reduce_add(turned)};
 }
@@ -205,10 +205,12 @@ inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const
   }
   const int start = span.low_block() * block - span.first();
   const int end = (span.high_block() + 1) * block - span.first();
+  Softness soft[R];
+  for (int r = 0; r < R; ++r)
+    if (low[r] < high[r]) soft[r] = Softness(scratch.score[r], low[r], high[r], start, end, args);
   Offsets offset[R];
   for (int r = 0; r < R; ++r)
-    if (low[r] < high[r])
-      offset[r] = soften_scaled(scratch.score[r], low[r], high[r], start, end, args, stored, tile.partial[r]);
+    if (low[r] < high[r]) offset[r] = soften_scaled(soft[r], scratch.score[r], start, end, stored, tile.partial[r]);
   if (turned_values)
     for (int r = 0; r < R; ++r) std::fill_n(stored.turned_acc[r], padded_dim(dim), 0.0f);
   for (int b = span.low_block(); b <= span.high_block(); ++b) {

@@ -413,12 +413,6 @@ inline F exp2(F x) {
   return scale_floor(p, x);
 }
 
-inline float exp2_scalar(float x) {
-  float lane[W];
-  store(lane, exp2(set1(x)));
-  return lane[0];
-}
-
 inline F tanh(F x) {
   const F e = exp(mul(x, set1(2.0f)));
   return sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f))));
