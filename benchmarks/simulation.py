@@ -20,7 +20,7 @@ from benchmarks.data import AZURE_TRACE
 from octavo.config import EngineConfig
 from octavo.engine import Engine
 from octavo.plan.report import make_plan
-from octavo.simulate.calibrate import calibrate
+from octavo.simulate.calibrate import fit_steps, time_steps
 from octavo.simulate.cost import RooflineCost
 from octavo.simulate.loop import Look, simulate
 from octavo.simulate.measure import Measures
@@ -43,31 +43,35 @@ def real(
     minutes: Annotated[float, typer.Option(help="Length of each replay.")] = 10.0,
     model: Annotated[str, typer.Option(help="Alias, directory or hub id.")] = "smollm2",
 ) -> None:
-    """Calibrate once, then replay and simulate an Azure slice and a workload with shared prefixes."""
+    """Replay an Azure slice and a workload with shared prefixes, then simulate both with one calibration. A third of
+    that is made before, a third between and a third after the replays: a machine's pace changes by the minute."""
     engine = Engine(EngineConfig.create(model, kv_cache_memory="1GiB"))
-    began = time.perf_counter()
-    cost = calibrate(engine)
-    engine.cache.reset()
-    print(f"calibrated in {time.perf_counter() - began:.0f} s", flush=True)
+    workloads = {"azure": azure(60 * minutes), "shared": shared(60 * minutes)}
+    turns, measured = len(workloads) + 1, dict[str, Measures]()
+    samples = time_steps(engine, turn=0, turns=turns)
+    for turn, (name, arrivals) in enumerate(workloads.items(), start=1):
+        engine.cache.reset()
+        measured[name] = replay(engine, arrivals)
+        print(f"{name}: {measured[name].finished} requests replayed", flush=True)
+        samples += time_steps(engine, turn=turn, turns=turns)
     spec = ReplicaSpec(
         engine.layout,
         engine.cache.arena.bytes_total,
-        cost,
+        fit_steps(engine, samples),
         max_num_seqs=engine.config.max_num_seqs,
         max_num_batched_tokens=engine.config.max_num_batched_tokens,
         max_model_len=engine.loaded.spec.max_position_embeddings,
     )
-    lines: dict[str, Any] = {}
-    for name, arrivals in (("azure", azure(60 * minutes)), ("shared", shared(60 * minutes))):
-        measured, simulated = replay(engine, arrivals), simulate(arrivals, spec)
-        engine.cache.reset()
-        lines[name] = _compare(name, measured, simulated)
+    lines = {
+        name: _compare(name, measured[name], simulate(arrivals, spec)) for name, arrivals in workloads.items()
+    }
     print(json.dumps(lines))
 
 
 def azure(seconds: float) -> list[Arrival]:
-    """The conversation trace for a machine some hundred times smaller: every 12th request, an eighth as long."""
-    sparse = read_trace(AZURE_TRACE)[::12]
+    """The conversation trace for a machine some sixteen times smaller: every second request, an eighth as long. Two
+    thirds of the time there is work then; with much less, percentiles show the jitter of the machine alone."""
+    sparse = read_trace(AZURE_TRACE)[::2]
     return [
         replace(a, index=i, prompt=max(1, a.prompt // 8), output=max(1, a.output // 8))
         for i, a in enumerate(a for a in sparse if a.at < seconds)

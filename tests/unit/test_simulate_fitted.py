@@ -54,6 +54,13 @@ def test_disturbed_steps_are_left_out() -> None:
     assert abs(sum(errors) / len(errors)) < 0.02
 
 
+def test_a_step_that_takes_now_more_now_less_takes_its_mean() -> None:
+    samples = [Sample(work, law(work) * (1 + sign * 0.25)) for work in works(400) for sign in (-1, 1)]
+    cost = fit(samples, WINDOWS, SHARES)
+    for work in works(100, seed=1):
+        assert cost.seconds(work) == pytest.approx(law(work), rel=0.01)
+
+
 def test_no_part_is_negative_and_wider_steps_are_extrapolated() -> None:
     samples = [Sample(work, 1e-2 / (1 + work.logits)) for work in works(200)]
     cost = fit(samples, WINDOWS, SHARES)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from octavo.engine import Engine
 from octavo.params import SamplingParams
@@ -19,25 +20,41 @@ _MOST_TOKENS = 16_000  # of one burst
 
 
 def calibrate(engine: Engine, *, most_tokens: int = _MOST_TOKENS, seed: int = 0) -> FittedCost:
-    """Fit the steps of `engine`, which is to have nothing to do. Bursts of equal requests are served: their prompts
-    give steps of all widths, their answers steps of all batches, and both at several depths."""
+    """Fit the steps of `engine`, which is to have nothing to do."""
+    return fit_steps(engine, time_steps(engine, most_tokens=most_tokens, seed=seed))
+
+
+def time_steps(
+    engine: Engine, *, most_tokens: int = _MOST_TOKENS, seed: int = 0, turn: int = 0, turns: int = 1
+) -> list[Sample]:
+    """Serve bursts of equal requests: their prompts give steps of all widths, their answers steps of all batches, and
+    both at several depths. Each of `turns` calls takes its share, so that they can be spread over time."""
     samples: list[Sample] = []
+    windows = _windows(engine)
+    with _watched(engine) as plans:
+        for burst, (batch, prompt) in list(enumerate(_bursts(engine, most_tokens)))[turn::turns]:
+            draw = random.Random(seed + burst)
+            for i in range(batch):
+                ids = [draw.randrange(engine.loaded.spec.vocab_size) for _ in range(prompt)]
+                params = SamplingParams(max_tokens=_NEW, temperature=0.0, ignore_eos=True)
+                engine.submit(engine.prepare(f"calibrate {burst} {i}", ids, params))
+            while engine.has_work:
+                start = time.perf_counter()
+                engine.step()
+                seconds = time.perf_counter() - start
+                samples.append(Sample(work_of(plans.pop().chunks, windows), seconds))
+    return samples
+
+
+def fit_steps(engine: Engine, samples: Sequence[Sample]) -> FittedCost:
+    """The cost that fits `samples` of this engine."""
     groups = engine.layout.groups
-    windows = tuple(group.window for group in groups)
-    plans = _watch(engine)
-    for burst, (batch, prompt) in enumerate(_bursts(engine, most_tokens)):
-        draw = random.Random(seed + burst)
-        for i in range(batch):
-            ids = [draw.randrange(engine.loaded.spec.vocab_size) for _ in range(prompt)]
-            params = SamplingParams(max_tokens=_NEW, temperature=0.0, ignore_eos=True)
-            engine.submit(engine.prepare(f"calibrate {burst} {i}", ids, params))
-        while engine.has_work:
-            start = time.perf_counter()
-            engine.step()
-            seconds = time.perf_counter() - start
-            samples.append(Sample(work_of(plans.pop().chunks, windows), seconds))
     layers = sum(len(group.layers) for group in groups)
-    return fit(samples, windows, tuple(len(group.layers) / layers for group in groups))
+    return fit(samples, _windows(engine), tuple(len(group.layers) / layers for group in groups))
+
+
+def _windows(engine: Engine) -> tuple[int | None, ...]:
+    return tuple(group.window for group in engine.layout.groups)
 
 
 def _bursts(engine: Engine, most_tokens: int) -> Iterator[tuple[int, int]]:
@@ -53,7 +70,9 @@ def _bursts(engine: Engine, most_tokens: int) -> Iterator[tuple[int, int]]:
                 yield batch, prompt
 
 
-def _watch(engine: Engine) -> list[StepPlan]:
+@contextmanager
+def _watched(engine: Engine) -> Iterator[list[StepPlan]]:
+    """The plans that the engine's scheduler makes inside."""
     plans: list[StepPlan] = []
     plan = engine.scheduler.plan
 
@@ -62,4 +81,7 @@ def _watch(engine: Engine) -> list[StepPlan]:
         return plans[-1]
 
     engine.scheduler.plan = watching  # type: ignore[method-assign]
-    return plans
+    try:
+        yield plans
+    finally:
+        del engine.scheduler.plan

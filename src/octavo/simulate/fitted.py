@@ -69,18 +69,20 @@ def _weighed(work: StepWork, shares: Sequence[float]) -> tuple[float, float]:
 
 def fit(samples: Sequence[Sample], windows: tuple[int | None, ...], shares: tuple[float, ...]) -> FittedCost:
     """The cost with no negative part whose relative errors are least; steps far off it, which something else on the
-    machine has disturbed, are left out. Raises `ConfigError` without samples."""
+    machine has disturbed, are left out. Errors are relative to the cost, not to what was measured: else steps that
+    happened to be fast would weigh more, and every mean come out too low. Raises `ConfigError` without samples."""
     if not samples:
         raise ConfigError("calibration: no step was measured", param="samples")
     widest = max(sample.work.rows for sample in samples)
     knots = (*(k for k in _KNOTS if k < widest), widest)
     columns = np.array([_row(sample.work, knots, shares) for sample in samples])
     seconds = np.array([sample.seconds for sample in samples])
-    kept = np.ones(len(samples), dtype=bool)
+    kept, unit = np.ones(len(samples), dtype=bool), seconds
     for _ in range(_ROUNDS):
-        found = _least_squares(columns[kept] / seconds[kept, None])
-        ratio = np.maximum(columns @ found, 1e-12) / seconds
-        kept = (ratio < _OUTLIER) & (ratio > 1 / _OUTLIER)
+        found = _least_squares(columns[kept] / unit[kept, None], seconds[kept] / unit[kept])
+        cost = np.maximum(columns @ found, 1e-12)
+        unit = np.clip(cost, seconds / _OUTLIER, seconds * _OUTLIER)
+        kept = cost == unit
         if not kept.any():
             kept[:] = True
     base = tuple(float(value) for value in found[: len(knots)])
@@ -100,13 +102,13 @@ def _row(work: StepWork, knots: Sequence[int], shares: Sequence[float]) -> list[
     return [*hats, *_weighed(work, shares), float(work.logits), float(work.sequences)]
 
 
-def _least_squares(columns: Floats) -> Floats:
-    """x >= 0 with `columns @ x` close to 1: what comes out negative is left out, the most negative first."""
+def _least_squares(columns: Floats, wanted: Floats) -> Floats:
+    """x >= 0 with `columns @ x` close to `wanted`: what comes out negative is left out, the most negative first."""
     used = [i for i in range(columns.shape[1]) if columns[:, i].any()]
     found = np.zeros(columns.shape[1])
     scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
     while used:
-        part, *_ = np.linalg.lstsq(columns[:, used] / scale[used], np.ones(len(columns)), rcond=None)
+        part, *_ = np.linalg.lstsq(columns[:, used] / scale[used], wanted, rcond=None)
         if part.min() >= 0:
             found[used] = part / scale[used]
             break
