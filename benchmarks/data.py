@@ -11,6 +11,7 @@ from octavo.model.tokenizer import Tokenizer
 
 DATA = Path(os.environ.get("OCTAVO_DATA") or Path(__file__).parents[2] / "shared" / "data")
 AZURE_TRACE = DATA / "traces" / "azure" / "AzureLLMInferenceTrace_conv.csv"
+MOONCAKE_TRACE = DATA / "traces" / "mooncake" / "conversation_trace.jsonl"
 _TEXT = DATA / "text" / "wikitext2" / "wiki.test.raw"
 _BYTES_PER_TOKEN = 12  # more than English text has, so that a cut is never too short
 _STRIDE = 4099

@@ -8,12 +8,17 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from benchmarks.core import attention_pass
+from benchmarks.data import MOONCAKE_TRACE
 from benchmarks.measure import Line, alternate
 from benchmarks.peers import PeerResults
 from benchmarks.subjects import Subjects
 from octavo.bench.generate import greedy
 from octavo.bench.limits import seconds
+from octavo.cache.hashing import Namespace
+from octavo.cache.layout import CacheLayout, LayerGroup
+from octavo.cache.manager import CacheManager
 from octavo.engine import Engine
+from octavo.simulate.trace import read_trace
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Sizes:
     own: int = 64
     new: int = 64
     repeats: int = 5
+    trace_requests: int | None = None
+    trace_blocks: int = 10_000
     goals: bool = True
 
     def goal(self, at_least: float) -> float | None:
@@ -38,7 +45,7 @@ class Sizes:
         return at_least if self.goals else None
 
 
-QUICK = Sizes(256, 24, 8, 3, 3, 256, 4, 64, 16, 4, 1, goals=False)
+QUICK = Sizes(256, 24, 8, 3, 3, 256, 4, 64, 16, 4, 1, trace_requests=100, trace_blocks=100, goals=False)
 
 
 @dataclass(frozen=True)
@@ -195,9 +202,49 @@ def shared_batch(on: Subjects, sizes: Sizes) -> list[list[int]]:
     return [[*prefix, *on.prompts.next(sizes.own)] for _ in range(sizes.requests)]
 
 
+def look_ups(on: Sharing, sizes: Sizes, peers: PeerResults) -> list[Line]:
+    """Blocks per second of the Mooncake conversation trace, each finishing before the next arrives: looked up in
+    the index, and with all that follows. A block of the trace stands for one of 4 tokens here."""
+    if not MOONCAKE_TRACE.exists():
+        return []
+    layout = CacheLayout((LayerGroup((0,), 1, 32),), 4, "bf16")
+    cache = CacheManager(layout, sizes.trace_blocks * layout.block_bytes(0))
+    asked, looked, whole = 0, 0.0, 0.0
+    for arrival in read_trace(MOONCAKE_TRACE)[: sizes.trace_requests]:
+        tokens = [
+            *(name for name in arrival.ids[: arrival.full] for _ in range(layout.block_size)),
+            *arrival.ids[arrival.full :],
+        ]
+        asked += len(arrival.ids)
+        start = time.perf_counter()
+        lease = cache.lease(Namespace("trace"))
+        cache.match(lease, tokens)
+        found = time.perf_counter()
+        cache.extend(lease, len(tokens))
+        cache.commit(lease, tokens, len(tokens))
+        cache.release(lease)
+        looked += found - start
+        whole += time.perf_counter() - start
+    what = f"blocks of the Mooncake conversation trace, {sizes.trace_blocks} cached"
+    limit = {"limit": 100_000.0}
+    return [
+        Line("look_ups", f"{what}: looked up", "/s", asked / looked, limit, "limit", sizes.goal(1.0)),
+        Line(
+            "trace",
+            f"{what}: looked up, sealed, published, reclaimed",
+            "/s",
+            asked / whole,
+            limit,
+            "limit",
+            None,
+        ),
+    ]
+
+
 LINES: dict[str, Callable[[Sharing, Sizes, PeerResults], list[Line]]] = {
     "warm": warm,
     "conversation": conversation,
     "one_prefix": one_prefix,
     "cold_prefix": cold_prefix,
+    "look_ups": look_ups,
 }
