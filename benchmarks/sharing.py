@@ -45,7 +45,7 @@ class Sizes:
         return at_least if self.goals else None
 
 
-QUICK = Sizes(256, 24, 8, 3, 3, 256, 4, 64, 16, 4, 1, trace_requests=100, trace_blocks=100, goals=False)
+QUICK = Sizes(256, 24, 8, 3, 3, 256, 4, 64, 16, 4, 1, trace_requests=100, trace_blocks=1000, goals=False)
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,8 @@ def look_ups(on: Sharing, sizes: Sizes, peers: PeerResults) -> list[Line]:
         lease = cache.lease(Namespace("trace"))
         cache.match(lease, tokens)
         found = time.perf_counter()
-        cache.extend(lease, len(tokens))
+        if not cache.extend(lease, len(tokens)):
+            raise ValueError(f"{sizes.trace_blocks} blocks are too few for a request of {len(tokens)} tokens")
         cache.commit(lease, tokens, len(tokens))
         cache.release(lease)
         looked += found - start
