@@ -110,7 +110,7 @@ void span_item(const AttentionArgs& args, const AttentionPlan& plan, const SpanI
 template <class T>
 void span_items(const AttentionArgs& args, const AttentionPlan& plan, std::atomic<int64_t>& taken, int threads,
                 float* partials, Worker& worker) {
-  const int heads = args.cache.kv_heads;
+  const int heads = args.cache.kv_heads, group = args.q_heads / heads;
   const bool many = int64_t(plan.spans.size()) >= 16 * threads;
   const int run = many ? heads : 1;
   const int64_t runs = int64_t(plan.spans.size()) * heads / run;
@@ -119,11 +119,13 @@ void span_items(const AttentionArgs& args, const AttentionPlan& plan, std::atomi
   for (int64_t mine = taken++, next; mine < runs; mine = next) {
     if (many) next = taken++;
     const bool follows = many && next < runs;
-    if (follows) ahead = Ahead<T>(args, plan, plan.spans[next]);
+    // Passes over stored codes fetch ahead where memory is waited for; over plain keys, where it is not.
+    const bool fetches = follows && plan.stored == waits_for_memory(plan.spans[mine].members * group);
+    ahead = fetches ? Ahead<T>(args, plan, plan.spans[next]) : Ahead<T>();
     for (int64_t i = mine * run; i < (mine + 1) * run; ++i)
       span_item<T>(args, plan, plan.spans[i / heads], int(i % heads), partials, worker, ahead, fetched);
     if (!many) next = taken++;
-    fetched = follows;
+    fetched = fetches;
   }
 }
 

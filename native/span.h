@@ -81,12 +81,10 @@ inline void scores(const SpanReader<T>& span, const uint32_t* words, int dim, in
                    Ahead<T>& ahead) {
   constexpr int kPieces = P >= W ? 1 : W / P;
   constexpr int64_t kStride = int64_t(P) * sizeof(uint32_t);
-  // With few rows the memory is what one waits for: keys are fetched two steps ahead, values while keys are used. More
-  // rows leave time to fetch the next span.
-  constexpr bool kFetch = R * 2 <= kTileRows;
+  // Few rows fetch keys two steps ahead, and values while keys are used. More leave time to fetch the next span.
   const int64_t panel_bytes = int64_t(P) * dim * sizeof(T);
   for (int p = from; p < to; p += kPanel) {
-    if (kFetch)
+    if constexpr (waits_for_memory(R))
       for (int at = p; at < p + kPanel && at < to; at += P) {
         if (at + 2 * kPanel < to) prefetch(span.key_panel(at + 2 * kPanel), panel_bytes);
         prefetch(span.values(at), panel_bytes);

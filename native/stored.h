@@ -236,8 +236,7 @@ struct RowOf<T, Format::kInt8> {
 };
 
 // With few rows the memory is what one waits for.
-template <int R>
-constexpr bool kWaits = R * 2 <= kTileRows;
+constexpr bool waits_for_memory(int rows) { return rows * 2 <= kTileRows; }
 
 // acc[r][v] += pairs of row r (at row(r) + 2 * step) times codes, whose `NV` vectors lie W * 2 bytes from each other at
 // codes(v) + unit * stride. Steps run upwards for every element. As many bytes as are read are fetched from `ahead` on.
@@ -246,7 +245,7 @@ template <class T, Format F8, int R, int NV, class Row, class At>
                                              int64_t stride, int units, const char* ahead) {
   using C = Codes<F8>;
   for (int u = 0; u < units; ++u) {
-    if constexpr (kWaits<R>) {
+    if constexpr (waits_for_memory(R)) {
       constexpr int kBytes = NV * W * 2;
       for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead + u * kBytes + i, 0, 2);
     }
