@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from octavo.cache.blocks import Lease, Owner
-from octavo.cache.events import Event
 from octavo.cache.manager import CacheManager
 from octavo.cache.prefix import Match
 from octavo.errors import BooksDoNotBalance, InvalidRequest, OctavoError
+from octavo.schedule.books import Books
 from octavo.schedule.filling import Filling
 from octavo.schedule.full import FullQueue, Pace
 from octavo.schedule.limits import Limits
@@ -55,8 +53,7 @@ class Scheduler:
     """Runs requests over one cache.
 
     `max_num_seqs` sequences run at a time and compute up to `max_num_batched_tokens` tokens per step.
-    `max_waiting` bounds the queue behind them (None: no bound). `totals` is the sum of all receipts,
-    and what became of the requests.
+    `max_waiting` bounds the queue behind them (None: no bound).
     """
 
     def __init__(
@@ -77,11 +74,16 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.totals = Totals()
+        self._books = Books(cache)
         self._filling = Filling()
         self._in_flight: StepPlan | None = None
         self._pace = Pace()
         self._release_late: list[Sequence] = []
+
+    @property
+    def totals(self) -> Totals:
+        """The sum of all receipts, and what became of the requests."""
+        return self._books.totals
 
     @property
     def has_work(self) -> bool:
@@ -95,17 +97,17 @@ class Scheduler:
         full, `InvalidRequest` if its id is taken or its prompt empty. After an error nothing of it remains but
         its count among the rejected.
         """
-        self.totals.started += 1
+        self._books.handed_in()
         try:
             self._admissible(request)
         except OctavoError:
-            self.totals.rejected += 1
+            self._books.refused()
             raise
         first = Sequence(request, 0, request.prompt_token_ids, self._lease(request))
         request.sequences.append(first)
         request.arrived_at, request.place = self.cache.clock(), len(self.waiting)
         self.requests[request.request_id] = request
-        self.totals.prompt_tokens += len(request.prompt_token_ids)
+        self._books.added(request)
         insort(self.waiting, first, key=_order)
 
     def _admissible(self, request: Request) -> None:
@@ -132,8 +134,8 @@ class Scheduler:
 
     def turn_away(self, count: int, seconds: float) -> None:
         """Count requests that a `FullQueue` refused without their being handed in, its intervals summed up."""
-        self.totals.started += count
-        self.totals.rejected += count
+        self._books.handed_in(count)
+        self._books.refused(count)
         self._pace.told(self.cache.clock(), seconds)
 
     def check(self, request: Request) -> None:
@@ -192,12 +194,7 @@ class Scheduler:
                 raise ValueError(f"{len(ids)} tokens for a chunk of {sequence} with sample={chunk.sample}")
             blocks = self.cache.commit(sequence.lease, sequence.token_ids, chunk.stop)
             self._filling.sealed(sequence)
-            fresh = max(0, chunk.stop - max(chunk.start, sequence.ever_computed))
-            sequence.ever_computed = max(sequence.ever_computed, chunk.stop)
-            again, formats = chunk.stop - chunk.start - fresh, self._written(chunk.stop - fresh, chunk.stop)
-            sequence.request.receipt.step(fresh, again, blocks, len(ids), formats)
-            self.totals.step(fresh, again, blocks, len(ids), formats)
-            self._note_dropped(sequence, chunk.stop - 1)
+            self._books.computed(sequence, chunk.start, chunk.stop, blocks, len(ids))
             self._pin_prompt(sequence)
             sampled.append((sequence, ids))
         for sequence, ids in sampled:
@@ -206,15 +203,6 @@ class Scheduler:
             else:
                 sequence.token_ids.extend(ids)
         self._let_go_late()
-
-    def _written(self, start: int, stop: int) -> Mapping[str, int]:
-        """Positions by format once `start .. stop - 1` are there too, less what they were before."""
-        layout = self.cache.layout
-        if not layout.is_stored:
-            return {layout.format: stop - start}
-        formats = layout.formats_of(stop)
-        formats.subtract(layout.formats_of(start))
-        return formats
 
     def _pin_prompt(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -229,12 +217,6 @@ class Scheduler:
                 sequence.lease, request.cache_ttl, request.request_id, request.cache_ttl_tokens
             )
             request.receipt.pinned.append(outcome)
-
-    def _note_dropped(self, sequence: Sequence, position: int) -> None:
-        drops = sequence.lease.drops
-        if drops is not None and (dropped := drops.dropped(position)):
-            newly = sequence.request.receipt.drop(drops.sinks, drops.sinks + dropped - 1)
-            self.totals.dropped_positions += newly
 
     def drop(self) -> None:
         """The planned step failed: nothing of it counts, its positions are computed again."""
@@ -266,10 +248,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._filling.stop(sequence)
         self.cache.release(sequence.lease)
-        sequence.preempted = True
-        for receipt in (sequence.request.receipt, self.totals):
-            receipt.preemptions += 1
-        self._note("preempted", reason, sequence)
+        self._books.preempted(sequence, reason)
         self._wait(sequence)
 
     def _make_room(self, sequence: Sequence, count: int) -> int:
@@ -366,25 +345,10 @@ class Scheduler:
         insort(self.running, sequence, key=_order)
         self._filling.start(sequence)
         request = sequence.request
-        request.receipt.exact &= sequence.lease.pedigree
-        folded = self.cache.folded_positions(sequence.lease)
-        self.totals.compressed_tokens += request.receipt.compress(folded.total())
-        if request.receipt.miss is None:
-            request.receipt.miss = miss
+        if request.admitted_at is None:
             request.admitted_at = self.cache.clock()
-            queued_s = request.admitted_at - request.arrived_at
-            self._pace.left(queued_s, request.place)
-            queued_ms = 1000 * queued_s
-            formats = Counter(self._written(0, reused))
-            formats[self.cache.layout.format] -= folded.total()
-            formats.update(folded)
-            for receipt in (request.receipt, self.totals):
-                receipt.admit(reused, len(sequence.token_ids) - reused, queued_ms, formats)
-            self.totals.queried_tokens += len(sequence.token_ids) if sequence.lease.reuse else 0
-        if sequence.preempted:
-            sequence.preempted = False
-            self._note("resumed", "room", sequence)
-        sequence.ever_computed = max(sequence.ever_computed, reused)
+            self._pace.left(request.admitted_at - request.arrived_at, request.place)
+        self._books.started(sequence, reused, miss)
         return count
 
     def _fork(self, sequence: Sequence, ids: Tokens[int]) -> None:
@@ -437,18 +401,13 @@ class Scheduler:
                 self.cache.release(sequence.lease)
         if sequence.request.finished:
             del self.requests[sequence.request.request_id]
-            self.totals.end(sequence.request)
+            self._books.ended(sequence.request)
 
     def _let_go_late(self) -> None:
         """Give back what requests ended during the step were still being written to."""
         for sequence in self._release_late:
             self.cache.release(sequence.lease)
         self._release_late.clear()
-
-    def _note(self, kind: str, reason: str, sequence: Sequence) -> None:
-        now, name = self.cache.clock(), sequence.request.request_id
-        tokens, owner = len(sequence.token_ids), sequence.lease.owner
-        self.cache.pool.log.add(Event(now, kind, reason, name, sequence.index, tokens=tokens, owner=owner))
 
 
 def _chunk(sequence: Sequence, count: int) -> Chunk:

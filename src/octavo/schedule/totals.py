@@ -1,4 +1,4 @@
-"""What a scheduler has done since it began, counted where it happens."""
+"""What a scheduler has done since it began."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from octavo.cache.receipt import Receipt
-from octavo.schedule.request import Request
 
 
 @dataclass(slots=True)
@@ -24,12 +23,3 @@ class Totals(Receipt):
     cancelled: int = 0
     queried_tokens: int = 0
     dropped_positions: int = 0
-
-    def end(self, request: Request) -> None:
-        """`request` has ended."""
-        reason = request.finish_reason
-        assert reason is not None
-        if reason == "abort":
-            self.cancelled += 1
-        else:
-            self.finished[reason] += 1
