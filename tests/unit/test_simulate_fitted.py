@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from octavo.errors import ConfigError
 from octavo.simulate import fitted
-from octavo.simulate.cost import StepWork
+from octavo.simulate.cost import StepWork, factor
 from octavo.simulate.fitted import FittedCost, Measured, Sample, fit
 
 WINDOWS, SHARES = (None, 32), (0.25, 0.75)
@@ -59,6 +60,26 @@ def test_a_step_that_takes_now_more_now_less_takes_its_mean() -> None:
     cost = fit(samples, WINDOWS, SHARES)
     for work in works(100, seed=1):
         assert cost.seconds(work) == pytest.approx(law(work), rel=0.01)
+
+
+def test_how_far_steps_spread_is_found_again() -> None:
+    """Nine of ten steps take 0.9, the tenth 1.3 of 0.94 times the law, whatever their work; one is disturbed."""
+    samples = [Sample(work, law(work) * (1.3 if i == 9 else 0.9)) for work in works(400) for i in range(10)]
+    cost = fit([*samples, Sample(samples[0].work, 9.0)], WINDOWS, SHARES)
+    assert sum(cost.spread) / len(cost.spread) == pytest.approx(1.0)
+    assert min(cost.spread) == pytest.approx(0.9 / 0.94, rel=0.01)
+    assert max(cost.spread) == pytest.approx(1.3 / 0.94, rel=0.01)
+    slow = sum(value > 1.1 for value in cost.spread) / len(cost.spread)
+    assert slow == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize("count", [1, 3, 64])
+def test_every_factor_comes_equally_often(count: int) -> None:
+    spread = tuple(float(i) for i in range(count))
+    for first in (0, 12_345):
+        came = Counter(factor(spread, step) for step in range(first, first + 100 * count))
+        assert set(came) == set(spread)
+        assert max(came.values()) - min(came.values()) <= 4
 
 
 def test_no_part_is_negative_and_wider_steps_are_extrapolated() -> None:

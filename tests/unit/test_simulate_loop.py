@@ -109,6 +109,18 @@ def test_what_a_preemption_leaves_free_is_taken_in_the_next_step() -> None:
         assert outcome(leaping) == outcome(stepping)
 
 
+@pytest.mark.parametrize("rate", [1.0, 40.0])
+def test_leaps_are_single_steps_where_steps_spread(rate: float) -> None:
+    arrivals = list(Synthetic(60, rate, prompt=700, prefixes=20, shared=256, seed=3).arrivals())
+    spread = replace(UnitCost((None,)), spread=(0.5, 0.9, 1.6))
+    of = replace(spec(400), cost=spread)
+    leaping, stepping = (simulate(arrivals, of, look=Look(leaps=leaps)) for leaps in (True, False))
+    assert outcome(leaping) == outcome(stepping)
+    times = {round(stepping.itl.percentile(share) or 0.0, 1) for share in (0.1, 0.5, 0.9)}
+    assert times == {0.5, 0.9, 1.6}
+    assert stepping.itl.mean == pytest.approx(1.0, rel=0.05)  # steps count as often as they have rows
+
+
 def test_some_of_these_are_preempted_and_some_share() -> None:
     arrivals = list(Synthetic(60, 40.0, prompt=700, output=300, prefixes=20, shared=256, seed=3).arrivals())
     found = simulate(arrivals, spec(400))

@@ -10,6 +10,8 @@ from typing import Protocol
 from octavo.plan.roofline import Roofline, pairs_seen
 from octavo.schedule.scheduler import Chunk
 
+_GOLDEN = 0x9E3779B9  # of 1 << 32
+
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
@@ -32,8 +34,18 @@ class StepCost(Protocol):
     def windows(self) -> tuple[int | None, ...]:
         """Those of the model's layer groups, None for full attention."""
 
+    @property
+    def spread(self) -> tuple[float, ...]:
+        """Factors by which steps of equal work differ from their mean, each as frequent as the others."""
+
     def seconds(self, work: StepWork) -> float:
-        """How long the step takes."""
+        """How long the step takes on average."""
+
+
+def factor(spread: tuple[float, ...], step: int) -> float:
+    """That of step number `step` of a replica: the same in every run, each equally often, in an order that falls into
+    step with nothing (multiples of the golden ratio; Knuth, The Art of Computer Programming 3, 6.4)."""
+    return spread[(step * _GOLDEN % (1 << 32) * len(spread)) >> 32]
 
 
 def work_of(chunks: Iterable[Chunk], windows: tuple[int | None, ...]) -> StepWork:
@@ -57,6 +69,7 @@ class RooflineCost:
 
     def __init__(self, roofline: Roofline) -> None:
         self.windows = tuple(group.window for group in roofline.layout.groups)
+        self.spread = (1.0,)
         self._roofline = roofline
 
     def seconds(self, work: StepWork) -> float:
@@ -70,6 +83,7 @@ class UnitCost:
     """Every step takes one second: time is counted in steps."""
 
     windows: tuple[int | None, ...]
+    spread: tuple[float, ...] = (1.0,)
 
     def seconds(self, work: StepWork) -> float:
         """One."""

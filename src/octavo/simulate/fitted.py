@@ -1,4 +1,5 @@
-"""A step cost fitted to measured steps: piecewise linear in the rows, linear in everything else."""
+"""A step cost fitted to measured steps: piecewise linear in the rows, linear in everything else, and how far they
+spread."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from octavo.simulate.cost import StepWork
 
 _KNOTS = tuple(1 << i for i in range(15))
 _OUTLIER = 1.5
+_FACTORS = 64
 _ROUNDS = 3
 
 Floats = npt.NDArray[np.float64]
@@ -33,7 +35,8 @@ class Sample:
 @dataclass(frozen=True)
 class FittedCost:
     """`base[i]` seconds for `knots[i]` rows, straight lines between them, and seconds per position that is read, per
-    pair in prompts, per sampled row and per sequence. `shares` is each layer group's part of the layers."""
+    pair in prompts, per sampled row and per sequence. `shares` is each layer group's part of the layers. `spread` is by
+    what the measured steps differed from that, in equal parts of them."""
 
     windows: tuple[int | None, ...]
     shares: tuple[float, ...]
@@ -43,9 +46,10 @@ class FittedCost:
     per_prompt_pair: float
     per_logit: float
     per_sequence: float
+    spread: tuple[float, ...] = (1.0,)
 
     def seconds(self, work: StepWork) -> float:
-        """How long the step takes."""
+        """How long the step takes on average."""
         seen, pairs = _weighed(work, self.shares)
         rest = self.per_seen * seen + self.per_prompt_pair * pairs
         return (
@@ -85,8 +89,16 @@ def fit(samples: Sequence[Sample], windows: tuple[int | None, ...], shares: tupl
         kept = cost == unit
         if not kept.any():
             kept[:] = True
-    base = tuple(float(value) for value in found[: len(knots)])
-    return FittedCost(windows, shares, knots, base, *(float(value) for value in found[len(knots) :]))
+    base, rest = (tuple(map(float, part)) for part in (found[: len(knots)], found[len(knots) :]))
+    seen, pair, logit, sequence = rest
+    spread = _spread(seconds[kept] / unit[kept])
+    return FittedCost(windows, shares, knots, base, seen, pair, logit, sequence, spread)
+
+
+def _spread(ratios: Floats) -> tuple[float, ...]:
+    """The middles of equal parts of `ratios`, their mean 1."""
+    middles = np.quantile(ratios, (np.arange(_FACTORS) + 0.5) / _FACTORS)
+    return tuple(map(float, middles / middles.mean()))
 
 
 def _row(work: StepWork, knots: Sequence[int], shares: Sequence[float]) -> list[float]:

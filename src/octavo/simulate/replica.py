@@ -18,7 +18,7 @@ from octavo.cache.manager import CacheManager
 from octavo.errors import OctavoError
 from octavo.schedule.request import Request, Sequence
 from octavo.schedule.scheduler import Scheduler, StepPlan
-from octavo.simulate.cost import StepCost, StepWork, work_of
+from octavo.simulate.cost import StepCost, StepWork, factor, work_of
 from octavo.simulate.measure import Measures
 from octavo.simulate.trace import Arrival
 
@@ -129,7 +129,7 @@ class Replica:
         plan = self.scheduler.plan()
         self._plan = plan
         work = work_of(plan.chunks, self._spec.cost.windows)
-        self._ends_at = self.now + self._spec.cost.seconds(work)
+        self._ends_at = self.now + self._seconds(work, self.measures.steps)
         # After a preemption nobody was admitted, but somebody may be in the next step.
         calm = self.scheduler.totals.preemptions == preempted
         self._steady = calm and work.rows == len(self.scheduler.running) == len(plan.chunks) == work.logits
@@ -137,6 +137,10 @@ class Replica:
             request = chunk.sequence.request
             if request.admitted_at == self.now and chunk.sequence not in self._last_token:
                 self.measures.waiting.add(self.now - request.arrived_at)
+
+    def _seconds(self, work: StepWork, step: int) -> float:
+        cost = self._spec.cost
+        return cost.seconds(work) * factor(cost.spread, step)
 
     def _commit(self, plan: StepPlan) -> None:
         self._plan, self.now = None, self._ends_at
@@ -235,14 +239,14 @@ class Replica:
 
     def _ends(self, steps: int, until: float) -> list[float]:
         """When each of the next `steps` decode steps ends, as far as they end by `until`."""
-        running, cost = self.scheduler.running, self._spec.cost
-        rows, kinds = len(running), len(cost.windows)
+        running, done = self.scheduler.running, self.measures.steps
+        rows, kinds = len(running), len(self._spec.cost.windows)
         seen = sum(len(sequence.token_ids) for sequence in running)
         work = StepWork(rows, rows, rows, (seen,) * kinds, (seen,) * kinds, (0,) * kinds)
         ends: list[float] = []
         now = self.now
-        for _ in range(steps):
-            now += cost.seconds(work)
+        for step in range(done, done + steps):
+            now += self._seconds(work, step)
             if now > until:
                 break
             ends.append(now)
