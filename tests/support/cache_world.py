@@ -181,6 +181,10 @@ class World:
         if full or len(sequence.output_token_ids) >= self.max_tokens[request]:
             self.scheduler.finish(sequence, "length" if full else "stop")
             if request.finished:
+                written = len(request.prompt_token_ids) + sum(
+                    len(s.output_token_ids) - 1 for s in request.sequences
+                )
+                assert request.receipt.formats.total() == written, request.receipt
                 self.done.append(request)
 
     def compute(self, sequence: Sequence, start: int, stop: int, sample: bool) -> list[int]:

@@ -168,6 +168,19 @@ def test_work_stays_bounded_with_many_rivals():
     assert world.computed - useful == world.scheduler.totals.recomputed_tokens <= 2 * useful
 
 
+def test_what_others_computed_while_one_waited_to_resume_is_in_its_receipt():
+    world = World(blocks=64, max_num_seqs=1, max_num_batched_tokens=B)
+    slow = world.add(words(1, 8 * B), 3, priority=1)
+    world.step()
+    world.scheduler.preempt(slow.sequences[0])
+    fast = world.add(words(1, 8 * B), 1)
+    world.run()
+    assert [request.request_id for request in world.done] == [fast.request_id, slow.request_id]
+    assert slow.receipt.recomputed_tokens == 0
+    assert slow.receipt.formats == {"bf16": 8 * B + 2}
+    assert slow.receipt.reused_tokens == 0  # fixed when it was first admitted
+
+
 @pytest.mark.parametrize("when", range(12))
 def test_a_preempted_sequence_gives_the_same_answer(when):
     world = World(max_num_batched_tokens=5)

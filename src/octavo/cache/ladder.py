@@ -14,10 +14,11 @@ from octavo.cache.formats import BlockFormat, block_format
 from octavo.cache.layout import CacheLayout
 
 
-def folded_positions(layout: CacheLayout, lease: Lease) -> Counter[str]:
-    """How many positions of `lease` are read from folded blocks, by their format (in one layer group at least)."""
+def folded_positions(layout: CacheLayout, lease: Lease, start: int = 0) -> Counter[str]:
+    """How many positions of `lease` from block `start` on are read from folded blocks, by their format (in one layer
+    group at least)."""
     counts: Counter[str] = Counter()
-    for i in range(0 if lease.pedigree else lease.sealed):
+    for i in range(start, start if lease.pedigree else lease.sealed):
         for g, table in enumerate(lease.tables):
             block = table.blocks[i]
             if block is not None and block.format != layout.block_format(g, i):

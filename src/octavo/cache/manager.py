@@ -201,9 +201,9 @@ class CacheManager:
             if block is not None
         )
 
-    def folded_positions(self, lease: Lease) -> Counter[str]:
-        """How many positions of `lease` are read from folded blocks, by their format."""
-        return folded_positions(self.layout, lease)
+    def folded_positions(self, lease: Lease, start: int = 0) -> Counter[str]:
+        """How many positions of `lease` from block `start` on are read from folded blocks, by their format."""
+        return folded_positions(self.layout, lease, start)
 
     def reach(self, lease: Lease, nbytes: int) -> int:
         """Up to which position the blocks of `lease` and `nbytes` more would do, if no layer has a window."""

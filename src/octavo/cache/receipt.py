@@ -48,8 +48,9 @@ class Receipt:
 
     `reused_tokens + computed_tokens = prompt_tokens`, fixed at first admission. `recomputed_tokens` are
     positions computed again after a preemption. `written_blocks` are blocks it sealed, `formats` the
-    positions whose K and V were written, by it or by the request it reuses. `compressed_tokens` are positions that were
-    read from folded blocks, at first or when it was resumed; the most that one of its sequences had of them.
+    positions whose K and V were written, by it or by the requests it reuses, when it was resumed too.
+    `compressed_tokens` are positions that were read from folded blocks, at first or when it was resumed; the most
+    that one of its sequences had of them.
     """
 
     prompt_tokens: int = 0
@@ -72,23 +73,21 @@ class Receipt:
     def reused_tokens(self) -> int:
         return self.reused_from.total()
 
-    def admit(self, reused: int, computed: int, queued_ms: float, formats: Mapping[str, int]) -> None:
-        """First admission: `reused` prompt tokens come from the arena, in `formats`; `computed` are left to do."""
+    def admit(self, reused: int, computed: int, queued_ms: float) -> None:
+        """First admission: `reused` prompt tokens come from the arena; `computed` are left to do."""
         if reused:
             self.reused_from["arena"] += reused
-        self._count(formats)
         self.computed_tokens += computed
         self.queued_ms += queued_ms
 
-    def step(self, fresh: int, again: int, blocks: int, tokens: int, formats: Mapping[str, int]) -> None:
-        """One step: positions computed for the first time (and how the positions by format change) and again, blocks
-        sealed, tokens sampled."""
-        self._count(formats)
+    def step(self, again: int, blocks: int, tokens: int) -> None:
+        """One step: positions computed again, blocks sealed, tokens sampled."""
         self.recomputed_tokens += again
         self.written_blocks += blocks
         self.completion_tokens += tokens
 
-    def _count(self, formats: Mapping[str, int]) -> None:
+    def write(self, formats: Mapping[str, int]) -> None:
+        """There are so many positions more than before, by format."""
         for name, count in formats.items():
             self.formats[name] += count
             if not self.formats[name]:

@@ -34,25 +34,29 @@ class Books:
 
     def started(self, sequence: Sequence, reused: int, miss: Miss) -> None:
         """`sequence` runs from position `reused` on: those before were found, and `miss` says why no more."""
-        request = sequence.request
-        receipt, tokens = request.receipt, len(sequence.token_ids)
+        request, receipt, cache = sequence.request, sequence.request.receipt, self._cache
+        accounts, tokens = (receipt, self.totals), len(sequence.token_ids)
         receipt.exact &= sequence.lease.pedigree
-        folded = self._cache.folded_positions(sequence.lease)
-        self.totals.compressed_tokens += receipt.compress(folded.total())
+        self.totals.compressed_tokens += receipt.compress(cache.folded_positions(sequence.lease).total())
         if receipt.miss is None:
             assert request.admitted_at is not None
             receipt.miss = miss
             queued_ms = 1000 * (request.admitted_at - request.arrived_at)
-            formats = Counter(self._written(0, reused))
-            formats[self._cache.layout.format] -= folded.total()
-            formats.update(folded)
-            for account in (receipt, self.totals):
-                account.admit(reused, tokens - reused, queued_ms, formats)
+            for account in accounts:
+                account.admit(reused, tokens - reused, queued_ms)
             self.totals.queried_tokens += tokens if sequence.lease.reuse else 0
         if sequence.preempted:
             sequence.preempted = False
             self._log("resumed", "room", sequence)
-        sequence.ever_computed = max(sequence.ever_computed, reused)
+        if (known := sequence.ever_computed) < reused:
+            # Where it resumes, others may have computed meanwhile what it had not.
+            folded = cache.folded_positions(sequence.lease, cache.layout.num_blocks(known))
+            formats = Counter(self._written(known, reused))
+            formats[cache.layout.format] -= folded.total()
+            formats.update(folded)
+            for account in accounts:
+                account.write(formats)
+            sequence.ever_computed = reused
 
     def computed(self, sequence: Sequence, start: int, stop: int, blocks: int, tokens: int) -> None:
         """A step computed positions `start .. stop - 1` of `sequence`, sealed `blocks` and sampled `tokens`."""
@@ -61,7 +65,8 @@ class Books:
         sequence.ever_computed = max(sequence.ever_computed, stop)
         formats = self._written(stop - fresh, stop)
         for account in (receipt, self.totals):
-            account.step(fresh, stop - start - fresh, blocks, tokens, formats)
+            account.step(stop - start - fresh, blocks, tokens)
+            account.write(formats)
         drops = sequence.lease.drops
         if drops is not None and (dropped := drops.dropped(stop - 1)):
             self.totals.dropped_positions += receipt.drop(drops.sinks, drops.sinks + dropped - 1)
