@@ -12,6 +12,7 @@ from octavo.cli import main
 from octavo.config import Environment
 from octavo.engine import Engine
 from octavo.errors import ConfigError
+from octavo.plan.facts import find_model
 from octavo.simulate import fitted
 from octavo.simulate.calibrate import calibrate
 from octavo.simulate.cost import UnitCost
@@ -70,7 +71,7 @@ def test_the_command_keeps_what_simulate_then_uses(
     arguments = ["--dtype", "float32", "--kv-cache-memory", "8MiB", "--num-threads", "1"]
     assert main(["bench", "calibrate", directory, *arguments]) == 0
     assert Path(capsys.readouterr().out.strip()).is_file()
-    assert fitted.load(Environment.read().home, Measured(directory, "f32", 1)) is not None
+    assert fitted.load(Environment.read().home, Measured(find_model(directory), "f32", 1)) is not None
 
     from octavo.plan import hardware
     from octavo.plan.machine import Machine

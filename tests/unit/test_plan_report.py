@@ -14,10 +14,9 @@ from PIL import Image
 
 from octavo.cache.formats import FORMATS
 from octavo.cli import main
-from octavo.config import format_bytes
 from octavo.errors import ConfigError
 from octavo.plan import hardware
-from octavo.plan.advice import advise, notes, prompt_notes
+from octavo.plan.facts import table
 from octavo.plan.machine import Machine
 from octavo.plan.planner import Budget, Case
 from octavo.plan.report import make_plan
@@ -126,18 +125,6 @@ def test_this_machine_keeps_room_for_the_process(monkeypatch: pytest.MonkeyPatch
     assert first("smollm2", "this", kv_budget="1GiB").cache_bytes == 1 << 30
 
 
-def test_heads_fewer_than_devices_are_replicated() -> None:
-    def on(devices: int, model: str) -> Case:
-        return first(model, f"{devices}xH100-80GB", kv_budget="0.25", weights="int4")
-
-    assert [on(n, "llama-3-70b").replication for n in (4, 8, 16)] == [1, 1, 2]
-    assert on(16, "llama-3-70b").max_requests == on(8, "llama-3-70b").max_requests
-    assert on(8, "deepseek-v3").replication == 8
-    assert on(2, "smollm2").replication == pytest.approx(4 / 3)
-    assert "2 times" in " ".join(notes(on(16, "llama-3-70b")))
-    assert "9 attention heads do not divide among 2" in " ".join(notes(on(2, "smollm2")))
-
-
 @pytest.mark.parametrize("format", list(FORMATS))
 @pytest.mark.parametrize("model", ["gemma-3-1b", "deepseek-v2-lite", "smollm2", "mistral-7b-v0.1"])
 def test_the_longest_context_is_the_last_that_fits(model: str, format: str) -> None:
@@ -152,54 +139,6 @@ def test_the_longest_context_is_the_last_that_fits(model: str, format: str) -> N
 def test_a_model_of_windows_alone_has_any_context(capsys: pytest.CaptureFixture[str]) -> None:
     row = printed(capsys, "mistral-7b-v0.1", "--hardware", "H100")["rows"][0]
     assert row["max_context"] == 32_768
-
-
-def test_advice_is_what_its_plan_says() -> None:
-    case = first(context="32k", kv_budget="0.5")
-    found = {advice.change: advice for advice in advise(case)}
-    half = next(advice for change, advice in found.items() if change.startswith("--context 16000"))
-    assert half.max_requests == first(context="16k", kv_budget="0.5").max_requests
-    assert half.times == half.max_requests / 30
-    fp8 = next(advice for change, advice in found.items() if "fp8" in change)
-    assert fp8.max_requests == first(context="32k", kv_budget="0.5", kv_cache_dtype="fp8").max_requests
-    counts = [advice.max_requests for advice in advise(case)]
-    assert counts == sorted(counts, reverse=True)
-    assert min(counts) > 30
-
-
-def test_a_shared_prefix_is_held_once() -> None:
-    case = first("smollm2", "cpu", context="1024", kv_budget="64MiB")
-    sequence = case.layout.sequence_bytes
-    own = sequence(1024) - sequence(512)
-    shared = next(advice for advice in advise(case) if "shared prefix" in advice.change)
-    assert (
-        sequence(512) + shared.max_requests * own
-        <= 64 << 20
-        < sequence(512) + (shared.max_requests + 1) * own
-    )
-
-
-def test_smaller_weights_help_where_weights_bind() -> None:
-    case = first("llama-3-70b", "2xH100-80GB", context="32k")
-    found = {advice.change: advice for advice in advise(case)}
-    assert case.max_requests == 0
-    assert found["--weights int4"].max_requests > found["--weights fp8"].max_requests > 0
-    assert found["twice as many devices"].max_requests > 0
-    assert all(advice.times is None for advice in found.values())
-
-
-def test_prompt_heavy_work_is_told_that_a_cache_does_not_help() -> None:
-    heavy, light = first(context="32k", output="16"), first(context="2k", output="1900")
-    assert heavy.prefill_share > 0.9 > 0.2 > light.prefill_share
-    assert "a larger cache will not give more tokens" in prompt_notes(heavy)[0]
-    assert prompt_notes(light) == []
-
-
-def test_long_contexts_and_crowds_are_said() -> None:
-    assert notes(first(context="8k")) == []
-    text = " ".join(notes(first(context="9k", kv_cache_dtype="int4", concurrency=10**6)))
-    for words in ("made for 8192 positions; 9000", "of the 1000000 requests"):
-        assert words in text
 
 
 @pytest.mark.parametrize(
@@ -221,6 +160,10 @@ def test_long_contexts_and_crowds_are_said() -> None:
         (["llama-3-8b", "--hardware", "cpu", "--context", "64", "--output", "64"], "output"),
         (["llama-3-8b", "--hardware", "cpu", "--plot", "/no/such/place/plan.png"], "plot"),
         (["llama-3-8b", "--hardware", "cpu", "--plot", "plan.nothing"], "plot"),
+        (["llama-3-8b", "--hardware", "cpu", "--plot", ""], "plot"),
+        (["llama-3-8b", "--hardware", "cpu", "--plot", "/"], "plot"),
+        (["llama-3-8b", "--hardware", "cpu", "--plot", "/tmp/"], "plot"),
+        (["llama-3-8b", "--hardware", "cpu", "--plot", "x" * 5000], "plot"),
     ],
 )
 def test_bad_input_is_named(arguments: list[str], param: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,6 +230,21 @@ def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert len(image.convert("RGB").getcolors(1 << 20) or []) > 100
 
 
+def test_the_file_that_was_drawn_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "smollm2", "--hardware", "cpu", "--plot", str(tmp_path / "p")]) == 0
+    assert f"Drawn in {tmp_path / 'p.png'}\n" in capsys.readouterr().out
+    assert [file.name for file in tmp_path.iterdir()] == ["p.png"]
+
+
+def test_a_model_that_names_no_positions_is_not_said_to_be_made_for_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {k: v for k, v in table()["llama-3-8b"]["config"].items() if k != "max_position_embeddings"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", str(tmp_path), "--hardware", "H100"]) == 0
+    assert "8.03 billion parameters\n" in capsys.readouterr().out
+
+
 def test_a_picture_of_what_does_not_fit_is_drawn(tmp_path: Path) -> None:
     file = tmp_path / "plan.png"
     assert main(["plan", "llama-3-70b", "--hardware", "H100-80GB", "--plot", str(file), "--json"]) == 0
@@ -308,17 +266,6 @@ def test_a_plan_for_named_hardware_loads_no_torch() -> None:
         f"main(['plan', 'llama-3-8b', '--hardware', {EIGHT!r}, '--json'])\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_a_budget_that_is_cut_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["llama-3-70b", "--hardware", EIGHT, "--kv-budget", "600GiB"]
-    [row] = printed(capsys, *command)["rows"]
-    (note,) = [note for note in row["notes"] if "kv_budget" in note]
-    assert note == "the cache is cut from the 600.0 GiB of kv_budget to the 464.6 GiB that the weights leave"
-    assert format_bytes(row["cache_bytes"]) == "464.6 GiB"
-    assert main(["plan", *command]) == 0
-    assert f"Note: {note}." in capsys.readouterr().out
-    assert not any("kv_budget" in note for note in notes(first(kv_budget="400GiB")))
 
 
 def test_an_output_without_a_prompt_names_what_works() -> None:

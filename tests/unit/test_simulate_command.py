@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from octavo.cli import main
+from octavo.plan.facts import find_model
 from octavo.plan.machine import Machine
+from octavo.plan.report import make_plan
 from octavo.simulate import fitted
 from octavo.simulate.fitted import FittedCost, Measured
 from octavo.simulate.report import load
 from octavo.simulate.synthetic import Synthetic
+
+SERVED = ("--model", "smollm2", "--hardware", "cpu")
 
 
 @pytest.fixture
@@ -117,7 +121,7 @@ def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.plan.hardware.this_machine", lambda environment, notice: kept)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
     cost = FittedCost((None,), (1.0,), (1, 2), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0)
-    fitted.save(cost, tmp_path / "home", Measured("smollm2-135m", "bf16", 3))
+    fitted.save(cost, tmp_path / "home", Measured(find_model("smollm2"), "bf16", 3))
 
 
 @pytest.mark.usefixtures("calibrated")
@@ -154,36 +158,74 @@ def test_people_read_which_times_are_calibrated(trace: Path, capsys: pytest.Capt
     assert "roof" in text
 
 
+def test_a_block_of_capacity_is_sealed_in_its_format(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    formats = "bf16,fp8,int4"
+    arguments = [*SERVED, "--requests", "3", "--block-size", "128", "--kv-budget", "64MiB"]
+    assert main(["simulate", str(trace), *arguments, "--kv-cache-dtype", formats, "--json"]) == 0
+    blocks = {r["kv_cache_dtype"]: r["capacity_blocks"] for r in json.loads(capsys.readouterr().out)["rows"]}
+    cases = make_plan("smollm2", "cpu", kv_cache_dtype=formats, block_size=128).cases
+    assert blocks == {c.format: (64 << 20) // sum(c.layout.sealed_sizes_bytes) for c in cases}
+    assert sorted(blocks, key=lambda format: blocks[format]) == formats.split(",")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "param"),
+    ("options", "words"),
     [
-        ([], "model"),
-        (["--model", "nope"], "model"),
-        (["--model", "smollm2", "--hardware", "2xH100"], "hardware"),
-        (["--model", "llama-3-70b", "--hardware", "H100"], "hardware"),
-        (["--model", "smollm2", "--hardware", "cpu", "--kv-cache-dtype", "int3"], "kv_cache_dtype"),
-        (["--model", "smollm2", "--hardware", "cpu", "--capacity", "some"], "capacity"),
-        (["--model", "smollm2", "--hardware", "cpu", "--replicas", "0"], "replicas"),
-        (["--model", "smollm2", "--hardware", "cpu", "--routing", "best"], "routing"),
-        (["--model", "smollm2", "--hardware", "cpu", "--cache-policy", "fifo"], "cache_policy"),
-        (["--model", "smollm2", "--hardware", "cpu", "--max-num-seqs", "0"], "max_num_seqs"),
-        (["--model", "smollm2", "--hardware", "cpu", "--processes", "0"], "processes"),
-        (["--model", "smollm2", "--hardware", "cpu", "--processes", "2", "--routing", "prefix"], "processes"),
-        (["--model", "smollm2", "--hardware", "cpu", "--num-threads", "0"], "num_threads"),
-        (["--requests", "0", "--cache-only"], "requests"),
-        (["--speed", "-1", "--cache-only"], "speed"),
-        (["--speed", "nan", "--cache-only"], "speed"),
-        (["--cache-only", "--capacity", "1"], "capacity"),
-        (["--cache-only", "--plot", "x.png"], "plot"),
+        (("--model", "llama-3-70b", "--hardware", "L4-24GB", "--capacity", "1k"), "L4-24GB holds 0 blocks"),
+        ((*SERVED, "--capacity", "100000000k"), "that there are 100000000000 is assumed"),
+        ((*SERVED, "--kv-budget", "90000GiB"), "of the 87.9 TiB are left beside the weights"),
+        ((*SERVED, "--capacity", "1k"), None),
+        ((*SERVED, "--kv-budget", "1GiB"), None),
+        (SERVED, None),
     ],
 )
-def test_bad_input_is_named(
-    trace: Path, arguments: list[str], param: str, capsys: pytest.CaptureFixture[str]
+def test_a_cache_that_the_machine_cannot_hold_is_noted(
+    trace: Path, options: tuple[str, ...], words: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", str(trace), *arguments, "--json"]) == 1
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["param"] == param
-    assert param in error["message"]
+    arguments = ["simulate", str(trace), "--requests", "2", *options]
+    assert main([*arguments, "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert [words in note for note in notes] == [True] if words else notes == []
+    assert main(arguments) == 0
+    assert (words or "tokens/s") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ((*SERVED, "--capacity", "1k,1000, 1k", "--routing", "prefix,prefix", "--replicas", "1,1"), 1),
+        ((*SERVED, "--kv-cache-dtype", "bf16,auto", "--cache-policy", "lru,cost,lru"), 2),
+        (("--cache-only", "--capacity", "1k,unlimited,1000,unlimited"), 2),
+    ],
+)
+def test_what_is_said_twice_is_simulated_once(
+    trace: Path, options: tuple[str, ...], rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(trace), "--requests", "2", *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found.get("rows", [found])) == rows
+
+
+@pytest.mark.parametrize("speed", ["1e-6", "1", "1e6"])
+@pytest.mark.parametrize("last", [0, 1e-310, 1e17])
+def test_numbers_are_finite_whatever_the_times(
+    tmp_path: Path, last: float, speed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": at, "input_length": 20, "output_length": 3, "block_size": 64} for at in (0, last)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert main(["simulate", str(file), *SERVED, "--speed", speed, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["requests"] == 2
+
+
+def test_it_says_what_it_has_drawn(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", str(trace), *SERVED, "--requests", "2", "--plot", "p"]) == 0
+    assert "Drawn in p.png" in capsys.readouterr().out
+    assert (tmp_path / "p.png").exists()
 
 
 def test_a_trace_comes_faster_or_in_part(trace: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from dataclasses import replace
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import ConfigError
+from octavo.plan.facts import find_model, table
 from octavo.simulate import fitted
 from octavo.simulate.cost import StepWork, factor
 from octavo.simulate.fitted import FittedCost, Measured, Sample, fit
 
 WINDOWS, SHARES = (None, 32), (0.25, 0.75)
+MEASURED = Measured(find_model("smollm2"), "bf16", 2)
 
 
 def works(count: int, seed: int = 0) -> list[StepWork]:
@@ -106,17 +109,38 @@ def test_one_kind_of_step_is_enough_and_none_is_not() -> None:
 
 def test_a_calibration_is_kept_by_model_type_and_threads(tmp_path: Path) -> None:
     cost = fit([Sample(work, law(work)) for work in works(50)], WINDOWS, SHARES)
-    measured = Measured("owner/model", "bf16", 2)
-    file = fitted.save(cost, tmp_path, measured)
-    assert fitted.load(tmp_path, measured) == cost
-    for other in ({"model": "other"}, {"compute": "f32"}, {"threads": 1}):
-        assert fitted.load(tmp_path, replace(measured, **other)) is None
+    file = fitted.save(cost, tmp_path, MEASURED)
+    assert fitted.load(tmp_path, MEASURED) == cost
+    for other in ({"model": find_model("llama-3-8b")}, {"compute": "f32"}, {"threads": 1}):
+        assert fitted.load(tmp_path, replace(MEASURED, **other)) is None
+    kept = json.loads(file.read_text())
+    for damage in (
+        *({"base": []}, {"base": [0.0] * len(cost.base)}, {"spread": []}, {"spread": [0.0]}),
+        *({"per_seen": "x"}, {"knots": [1]}, {"windows": None}, {"shares": 5}),
+    ):
+        file.write_text(json.dumps(kept | damage))
+        assert fitted.load(tmp_path, MEASURED) is None
     file.write_text("{}")
-    assert fitted.load(tmp_path, measured) is None
+    assert fitted.load(tmp_path, MEASURED) is None
+
+
+def test_a_calibration_is_found_by_what_the_model_is_not_by_how_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = table()["smollm2-135m"]["config"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    cost = fit([Sample(work, law(work)) for work in works(50)], WINDOWS, SHARES)
+    fitted.save(cost, tmp_path, Measured(find_model("mine"), "bf16", 2))
+    for name in ("./mine", str(tmp_path / "mine"), "mine/config.json"):
+        assert fitted.load(tmp_path, Measured(find_model(name), "bf16", 2)) == cost
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    assert fitted.load(tmp_path, Measured(find_model("mine"), "bf16", 2)) is None
 
 
 def test_a_calibration_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "calibration").write_text("a file where a directory should be")
     cost = fit([Sample(work, law(work)) for work in works(50)], WINDOWS, SHARES)
     with pytest.raises(ConfigError, match="cannot be written"):
-        fitted.save(cost, tmp_path, Measured("owner/model", "bf16", 2))
+        fitted.save(cost, tmp_path, MEASURED)

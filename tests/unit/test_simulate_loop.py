@@ -230,7 +230,7 @@ def test_prefix_routing_beats_round_robin_in_hits_and_time_to_the_first_token() 
         simulate(arrivals, of, replicas=8, routing=routing) for routing in ("round-robin", "prefix")
     )
     assert prefix.prompt_tokens == turns.prompt_tokens
-    assert prefix.reused_tokens > 1.5 * turns.reused_tokens
+    assert prefix.reused_tokens > 1.3 * turns.reused_tokens
     assert prefix.ttft.mean is not None
     assert turns.ttft.mean is not None
     assert prefix.ttft.mean < turns.ttft.mean
@@ -304,6 +304,67 @@ def test_distributions_are_exact_in_the_mean_and_close_in_the_tail() -> None:
     zero = Distribution()
     zero.add(0.0)
     assert zero.percentile(0.5) == 0.0
+
+
+def left_to_do(replica: Replica, arrivals: dict[str, Arrival]) -> int:
+    """Tokens that are neither computed nor found, counted from nothing but what the scheduler has."""
+    left = 0
+    for name, request in replica.scheduler.requests.items():
+        arrival = arrivals[name]
+        left += (arrival.n - len(request.sequences)) * arrival.output
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                left += arrival.prompt + arrival.output - sequence.num_computed
+    return left
+
+
+@pytest.mark.parametrize(("blocks", "seqs"), [(60, 64), (400, 64), (4000, 3)])
+@pytest.mark.parametrize("leaps", [True, False])
+def test_the_load_is_what_is_left_to_compute(blocks: int, seqs: int, leaps: bool) -> None:
+    made = Synthetic(40, 8.0, prompt=300, output=60, prefixes=3, shared=256, seed=3)
+    arrivals = {str(a.index): replace(a, n=1 + a.index % 4) for a in made.arrivals()}
+    replica = Replica(spec(blocks, max_num_seqs=seqs), 1.0, leaps=leaps)
+    for arrival in arrivals.values():
+        replica.advance(arrival.at)
+        replica.add(arrival)
+        if replica._plan is None:  # between steps; what is found in the next one is found when it begins
+            assert replica.load == left_to_do(replica, arrivals)
+    replica.advance(float("inf"))
+    assert replica.measures.reused_tokens > 0
+    assert (replica.measures.preemptions > 0) is (blocks == 60)
+    assert (replica.load, replica.outstanding) == (0, 0)
+
+
+def test_what_was_found_is_no_load() -> None:
+    layout = CacheLayout(FULL, 4, "bf16")
+    replica = Replica(ReplicaSpec(layout, 100 * layout.block_bytes(0), UnitCost((None,))), 1.0)
+    replica.add(Arrival(0, 0.0, 40, 1, 4, tuple(range(10))))
+    replica.advance(5.0)
+    replica.add(Arrival(1, 5.0, 40, 100, 4, tuple(range(10))))
+    replica.advance(5.5)
+    assert replica.load == 4 + 100  # the last block of a prompt is computed
+
+
+def test_a_prompt_of_any_length_is_rejected_before_it_is_made() -> None:
+    layout = CacheLayout(FULL, 4, "bf16")
+    of = ReplicaSpec(layout, 100 * layout.block_bytes(0), UnitCost((None,)))
+    found = simulate([Arrival(0, 0.0, 10**15, 1), Arrival(1, 0.0, 10, 1)], of)
+    assert (found.rejected, found.finished) == (1, 1)
+
+
+@pytest.mark.parametrize("count", [400, 3_000, 50_000])
+def test_curves_grow_coarser_not_longer(count: int) -> None:
+    whole, halves = Curve(0.5), (Curve(0.5), Curve(0.5))
+    for at in range(count):
+        for curve in (whole, halves[at * 2 >= count]):
+            curve.add(at / 2, float(at))
+    assert len(whole.points()) <= 500
+    assert whole.points()[0] == (0.0, (whole.width / 0.5 - 1) / 2)
+    for order in (halves, halves[::-1]):
+        merged = Curve(0.5)
+        for curve in order:
+            merged.merge(curve)
+        assert merged.points() == whole.points()
 
 
 def test_curves_are_means_of_equal_times() -> None:

@@ -11,7 +11,7 @@ import pytest
 from octavo.cli import main
 from octavo.errors import ConfigError
 from octavo.simulate.synthetic import Synthetic
-from octavo.simulate.trace import Arrival, read_trace
+from octavo.simulate.trace import MOST_TOKENS, Arrival, read_trace
 
 MOONCAKE: list[dict[str, Any]] = [
     {"timestamp": 1000, "input_length": 1030, "output_length": 7, "hash_ids": [70, 80, 90]},
@@ -101,7 +101,10 @@ def test_azure(tmp_path: Path) -> None:
         ({"input_length": None}, "input_length"),
         ({"input_length": 0}, "input_length"),
         ({"input_length": 1.5}, "input_length"),
+        ({"input_length": MOST_TOKENS + 1, "hash_ids": []}, "input_length"),
+        ({"input_length": "9" * 5000}, "input_length"),
         ({"output_length": -1}, "output_length"),
+        ({"output_length": MOST_TOKENS + 1}, "output_length"),
         ({"hash_ids": [1]}, "hash_ids"),
         ({"hash_ids": "1,2"}, "hash_ids"),
         ({"hash_ids": [1, "2"]}, "hash_ids"),
@@ -126,21 +129,51 @@ def test_a_broken_line_is_named_with_its_field(tmp_path: Path, change: dict[str,
         ('{"timestamp": 1', "line 1: not JSON"),
         ("{}\n[]", "line 1: timestamp is missing"),
         ('{"timestamp": 0, "input_length": 3, "output_length": 1}\n[1]', "line 2: not a JSON object"),
-        ("", "line 1: TIMESTAMP is missing"),
+        ("", "holds no request"),
+        (" \n" * 5000, "holds no request"),
+        ('[{"timestamp": 0}]', "JSON array, and one object per line"),
+        ("[" * 100_000, "JSON array"),
+        ('{"timestamp": 0, "input_length": 3, "output_length": 1}\n' + "[" * 100_000, "line 2: not JSON"),
+        ('""', "line 1: TIMESTAMP is missing"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no request"),
         ("TIMESTAMP,ContextTokens\n", "line 1: GeneratedTokens is missing"),
         (AZURE + "yesterday,1,1\n", "line 4: TIMESTAMP is 'yesterday'"),
         (AZURE + "2023-11-16 18:15:46.x,1,1\n", "line 4: TIMESTAMP"),
+        (AZURE + "2023-11-16 18:15:46.1e5,1,1\n", "line 4: TIMESTAMP"),
+        (AZURE + f"2023-11-16 18:15:46,{'9' * 5000},1\n", "line 4: ContextTokens is"),
+        (AZURE + f"2023-11-16 18:15:46,1,{MOST_TOKENS + 1}\n", f"GeneratedTokens .* to {MOST_TOKENS}"),
+        (AZURE + f"{'9' * 200_000},1,1\n", "line 4: not CSV: field larger"),
         (AZURE + "2023-11-16 18:15:46,,1\n", "line 4: ContextTokens"),
         (AZURE + "2023-11-16 18:15:46,12\n", "line 4: GeneratedTokens is missing"),
         ("\0\1", "TIMESTAMP is missing"),
     ],
+    ids=lambda value: ascii(value[-40:]),
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "trace"
     file.write_text(text)
     with pytest.raises(ConfigError, match=words):
         read_trace(file)
+
+
+@pytest.mark.parametrize("before", ["\ufeff", "\n" * 5000, "\ufeff \n"], ids=["mark", "blank", "both"])
+@pytest.mark.parametrize("text", [AZURE, "\n".join(map(json.dumps, MOONCAKE))], ids=["csv", "jsonl"])
+def test_what_comes_before_a_trace_is_skipped_and_counted(tmp_path: Path, text: str, before: str) -> None:
+    plain, file, broken = (tmp_path / name for name in ("plain", "trace", "broken"))
+    plain.write_text(text)
+    file.write_text(before + text, encoding="utf-8")
+    assert read_trace(file) == read_trace(plain)
+    broken.write_text(f"{before}{text.rstrip()}\nx", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"line {(before + text.rstrip()).count(chr(10)) + 2}:"):
+        read_trace(broken)
+
+
+def test_times_may_have_a_zone(tmp_path: Path) -> None:
+    """As in Azure's traces of 2024."""
+    file = tmp_path / "azure.csv"
+    times = ("2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:01", "2024-05-10 02:00:03+02:00")
+    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *(f"{t},1,1" for t in times)]))
+    assert [a.at for a in read_trace(file)] == pytest.approx([0, 0.99007, 2.99007], abs=1e-6)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:

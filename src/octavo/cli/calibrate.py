@@ -11,7 +11,7 @@ from octavo.config import EngineConfig, Environment
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, directory, .gguf file or hub id.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, directory or hub id.")],
     dtype: Annotated[str, typer.Option(help="Compute type.")] = "auto",
     kv_cache_memory: Annotated[str, typer.Option(metavar="SIZE", help="Size of the cache.")] = "1GiB",
     num_threads: Annotated[
@@ -28,7 +28,7 @@ def calibrate(
     from octavo.simulate.fitted import Measured, save
 
     options = {"dtype": dtype, "kv_cache_memory": kv_cache_memory, "num_threads": num_threads}
-    name = find_model(model).name
+    facts = find_model(model)
     engine = Engine(EngineConfig.create(model, enable_prefix_caching=False, **options), notice=notice)
-    measured = Measured(name, engine.layout.compute, engine.num_threads)
+    measured = Measured(facts, engine.layout.compute, engine.num_threads)
     print(save(measure(engine), Environment.read().home, measured))

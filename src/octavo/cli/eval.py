@@ -55,7 +55,10 @@ def eval_formats(
 ) -> None:
     """What smaller cache formats cost MODEL: perplexity, divergence, agreement, retrieval, JSON."""
     from octavo.evaluate.report import evaluate
+    from octavo.figures import picture_file
 
+    if plot is not None:
+        plot = picture_file(plot)  # before the work is done
     found = evaluate(
         model,
         kv_cache_dtype,

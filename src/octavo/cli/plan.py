@@ -88,7 +88,7 @@ def plan(
     if plot is not None:
         from octavo.plan.plot import save_plot
 
-        save_plot(made, plot)
+        plot = save_plot(made, plot)
     if as_json:
         print(json.dumps(made.to_dict()))
         return

@@ -11,8 +11,12 @@ import typer
 from octavo.cli.show import notice
 from octavo.errors import ConfigError
 
+CACHE_ONLY = ("trace", "cache_only", "capacity", "cache_policy", "requests", "as_json")
+"""What `--cache-only` reads."""
+
 
 def simulate(
+    ctx: typer.Context,
     trace: Annotated[
         Path,
         typer.Argument(metavar="TRACE", help="Mooncake JSONL, a request log of octavo serve, or Azure CSV."),
@@ -38,7 +42,7 @@ def simulate(
         str | None,
         typer.Option(
             metavar="BLOCKS",
-            help="Cache of a replica, e.g. 10k; several with commas.",
+            help="Cache of a replica in sealed blocks, e.g. 10k; several with commas.",
             show_default="what fits; unlimited with --cache-only",
         ),
     ] = None,
@@ -57,7 +61,9 @@ def simulate(
     block_size: Annotated[
         int | None,
         typer.Option(
-            metavar="TOKENS", help="Positions per block; large ones simulate faster.", show_default="16"
+            metavar="TOKENS",
+            help="Positions per block; large ones simulate faster.",
+            show_default="16, or 32 for 8 bits and less",
         ),
     ] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at a time.")] = 64,
@@ -86,21 +92,25 @@ def simulate(
 ) -> None:
     """Replay a trace through the real scheduler and cache. A cost model stands in for the forward pass."""
     from octavo.console import TableConsole
+    from octavo.figures import picture_file
     from octavo.simulate import report, show
 
+    if cache_only:
+        _check_cache_only(ctx)
     arrivals = report.load(trace, requests, speed)
     if cache_only:
-        if plot is not None:
-            raise ConfigError("plot: --cache-only draws nothing; leave it out", param="plot")
         found = report.run_cache_only(arrivals, capacity, cache_policy)
         if as_json:
             rows = [entry.to_dict() for entry in found]
-            print(json.dumps({**rows[0], "trace": str(trace), **({"rows": rows} if len(rows) > 1 else {})}))
+            answer = {**rows[0], "trace": str(trace), **({"rows": rows} if len(rows) > 1 else {})}
+            print(json.dumps(answer, allow_nan=False))
         else:
             show.show_cache_only(found, TableConsole())
         return
     if model is None:
         raise ConfigError("model: say which model is served, e.g. --model llama-3.1-8b", param="model")
+    if plot is not None:
+        plot = picture_file(plot)  # before the work is done
     made = report.run(
         trace,
         arrivals,
@@ -124,8 +134,16 @@ def simulate(
     if plot is not None:
         show.save_plot(made.rows, plot)
     if as_json:
-        print(json.dumps(made.to_dict()))
+        print(json.dumps(made.to_dict(), allow_nan=False))
         return
     show.show_report(made, TableConsole())
     if plot is not None:
         print(f"Drawn in {plot}")
+
+
+def _check_cache_only(ctx: typer.Context) -> None:
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        # By name: the class has changed its home between versions of typer.
+        if name not in CACHE_ONLY and source is not None and source.name != "DEFAULT":
+            raise ConfigError(f"{name}: --cache-only does not read it; leave it out", param=name)

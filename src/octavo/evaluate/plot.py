@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from octavo.errors import ConfigError
 from octavo.evaluate.report import Evaluation
+from octavo.figures import save_figure
 
 
 def save_plot(evaluation: Evaluation, file: Path) -> Path:
-    """Draw into `file`, whose suffix says the kind of picture. Raises `ConfigError` if it cannot be written."""
+    """Draw into `file`, whose suffix says the kind of picture; returns the file that was written. Raises
+    `ConfigError` if it cannot be."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -40,10 +41,4 @@ def save_plot(evaluation: Evaluation, file: Path) -> Path:
         axes.grid(alpha=0.3, linewidth=0.5)
     perplexity.legend()
     figure.suptitle(f"{evaluation.model}, {evaluation.positions:,} tokens of {evaluation.text} text")
-    try:
-        figure.savefig(file, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plot={str(file)!r} cannot be written: {error}", param="plot") from error
-    finally:
-        plt.close(figure)
-    return file
+    return save_figure(figure, file)

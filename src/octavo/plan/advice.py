@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from octavo.cache.formats import FORMATS, block_format
 from octavo.config import format_bytes
 from octavo.errors import ConfigError
-from octavo.plan.planner import Case
+from octavo.plan.planner import Budget, Case
 
 PROMPT_HEAVY = 0.5
 
@@ -29,11 +29,13 @@ class Advice:
 
 @dataclass(frozen=True)
 class HeadVariant:
-    """The same model with another number of KV heads, all else equal."""
+    """The same model with another number of KV heads, all else equal. `bytes_per_token` is one copy, of which the
+    devices together hold `replication`."""
 
     name: str
     kv_heads: int
     bytes_per_token: int
+    replication: float
     max_requests: int
 
 
@@ -59,7 +61,8 @@ def _changes(case: Case) -> Iterator[tuple[str, int]]:
         if case.facts.weights.nbytes(name) < case.weights_bytes:
             yield f"--weights {name}", replace(case, weights=name).max_requests
     for variant in head_variants(case):
-        yield f"a model with {variant.kv_heads} KV heads ({variant.name})", variant.max_requests
+        heads = "1 KV head" if variant.kv_heads == 1 else f"{variant.kv_heads} KV heads"
+        yield f"a model with {heads} ({variant.name}{held(variant)})", variant.max_requests
     half = case.context // 2
     if half:
         shorter = replace(case, context=half, output=min(case.output, half))
@@ -71,12 +74,19 @@ def _changes(case: Case) -> Iterator[tuple[str, int]]:
 
 
 def _fit_with_shared_prefix(case: Case, prefix: int) -> int:
-    """Sequences that fit when the full blocks of their first `prefix` tokens are the same and held once."""
+    """Sequences that fit when the full blocks of their first `prefix` tokens are the same and held once. What they
+    share is what they still read of them at their full length: windows have left the rest."""
     layout = case.device_layout
-    whole = prefix // layout.block_size * layout.block_size
-    shared, each = layout.sequence_bytes(whole), layout.sequence_bytes(case.context)
-    own = max(each - shared, sum(layout.block_sizes_bytes))
-    return max(0, (case.cache_bytes // case.hardware.count - shared) // own)
+    blocks, shared = prefix // layout.block_size, 0
+    for g in range(len(layout.groups)):
+        first = layout.first_block(g, case.context - 1)
+        count = max(0, blocks - first)
+        shared += count * layout.sealed_sizes_bytes[g]
+        if count and not first:
+            shared += layout.block_bytes(g) - layout.sealed_sizes_bytes[g]
+    once = layout.sequence_bytes(blocks * layout.block_size)
+    own = layout.sequence_bytes(case.context) - shared
+    return max(0, (case.cache_bytes // case.hardware.count - once) // own)
 
 
 def head_variants(case: Case) -> list[HeadVariant]:
@@ -92,8 +102,15 @@ def head_variants(case: Case) -> list[HeadVariant]:
         facts = replace(case.facts, spec=replace(spec, layers=layers))
         other = replace(case, facts=facts)
         name = "MHA" if kv_heads == heads else "MQA" if kv_heads == 1 else "GQA"
-        found.append(HeadVariant(name, kv_heads, other.layout.bytes_per_token, other.max_requests))
+        found.append(
+            HeadVariant(name, kv_heads, other.layout.bytes_per_token, other.replication, other.max_requests)
+        )
     return found
+
+
+def held(variant: HeadVariant) -> str:
+    """What follows its name or size where devices hold it more than once."""
+    return f", held {variant.replication:.4g} times" if variant.replication > 1 else ""
 
 
 def notes(case: Case) -> list[str]:
@@ -109,10 +126,11 @@ def notes(case: Case) -> list[str]:
         )
     if case.concurrency is not None and case.concurrency > case.max_requests:
         found.append(f"{case.max_requests} of the {case.concurrency} requests asked for fit at a time")
+    if least := _least_budget(case):
+        found.append(least)
     if case.replication > 1:
         found.append(
-            f"{hardware.count} devices hold keys and values {case.replication:g} times, because heads are fewer than "
-            "devices"
+            f"{hardware.count} devices hold keys and values {case.replication:.4g} times, because {_undivided(case)}"
         )
     if hardware.count > 1 and case.facts.spec.num_attention_heads % hardware.count:
         found.append(
@@ -120,6 +138,28 @@ def notes(case: Case) -> list[str]:
             "engines refuse that"
         )
     return found
+
+
+def _least_budget(case: Case) -> str | None:
+    """What a budget must be that holds not even one request, though the weights would leave more."""
+    budget, count = case.budget, case.hardware.count
+    asked, least = case.asked_bytes, count * case.device_layout.sequence_bytes(case.context)
+    if asked is None or asked > case.cache_bytes or case.max_requests:
+        return None
+    said = f"kv_budget={asked if budget.share is None else budget.share} holds no request of {case.context} tokens"
+    if replace(case, budget=Budget(nbytes=least)).max_requests:
+        return f"{said}; the least that does is kv_budget={least}"
+    return f"{said}, which takes {least} bytes, more than the weights leave"
+
+
+def _undivided(case: Case) -> str:
+    """Why devices hold keys and values more than once."""
+    layer, count = case.facts.spec.layers[0], case.hardware.count
+    if layer.value_dim is not None:
+        return "each needs the latent vectors whole"
+    if (heads := layer.num_kv_heads) < count:
+        return f"KV heads are fewer: {heads}"
+    return f"{heads} KV heads do not divide among them: each has room for {-(-heads // count)}"
 
 
 def prompt_notes(case: Case) -> list[str]:

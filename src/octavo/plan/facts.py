@@ -6,21 +6,25 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ConfigError, ModelNotFound, show
+from octavo.errors import ConfigError, ModelNotFound, OctavoError, show
 from octavo.model.spec import ModelSpec
 from octavo.plan.families import FAMILIES, read_config, text_part
+from octavo.plan.fields import SHAPE, ModelConfig, check_fields, check_together, wrong
 from octavo.plan.weights import Weights, count, count_by_transformers
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _ALIASES = {"smollm2": "smollm2-135m"}  # of `octavo run`
 _PUBLISHED = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "gptq": "int4", "awq": "int4"}
+
+_MOST_SAID = 300  # characters of what transformers says; some of its messages list every model there is
 
 
 @dataclass(frozen=True)
@@ -67,43 +71,60 @@ def facts_of(name: str, raw: Mapping[str, Any], source: str, published: str) -> 
     """Facts from a `config.json`. Raises `ConfigError` naming the field at fault, `ModelRefused` for layers that keep
     something other than keys and values."""
     text = text_part(raw)
-    kind = text.get("model_type")
-    if kind in FAMILIES:
-        config: Any = read_config(text)
+    for part in (raw, text):
+        check_fields(part, SHAPE)
+    if text.get("model_type") in FAMILIES:
+        config = read_config(text)
         weights = count(config)
     else:
-        config = _by_transformers(raw)
-        weights = count_by_transformers(config)
-        config = config.get_text_config()
+        config, weights = _by_transformers(raw, text)
     spec = ModelSpec.from_config(config)
     dims = (spec.layers[0].head_dim,) * 2
-    if getattr(config, "kv_lora_rank", None):
+    if config.get("kv_lora_rank"):
         dims = (config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
     return ModelFacts(name, source, spec, weights, published, dims)
 
 
-def _by_transformers(raw: Mapping[str, Any]) -> Any:
-    """A configuration of a kind that `FAMILIES` does not hold, as transformers reads it."""
+def _by_transformers(raw: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[ModelConfig, Weights]:
+    """The fields and the weights of a model of a kind that `FAMILIES` does not hold, as transformers reads it; `text`
+    is the part of `raw` that describes the language model."""
     from transformers import CONFIG_MAPPING
 
     kind = raw.get("model_type")
+    if kind is None:
+        raise wrong("has no model_type", "model_type")
     if kind not in CONFIG_MAPPING:
-        wrong = (
-            "has no model_type" if kind is None else f"model_type={show(kind)} is not known to transformers"
-        )
-        raise ConfigError(f"config.json: {wrong}", param="model_type")
-    values = {k: v for k, v in raw.items() if k not in ("model_type", "quantization_config")}
-    config_class = CONFIG_MAPPING[kind]
+        raise wrong(f"model_type={show(kind)} is not known to transformers", "model_type")
+    with _as_config_error(kind):
+        config_class = CONFIG_MAPPING[kind]
     names = getattr(config_class, "attribute_map", {})
-    text = text_part(raw)
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         if name not in text and names.get(name, name) not in text:
             raise ConfigError(f"config.json has no {names.get(name, name)!r}", param=names.get(name, name))
+    check_fields(text, SHAPE, names)
+    values = {k: v for k, v in raw.items() if k not in ("model_type", "quantization_config")}
+    with _as_config_error(kind):
+        theirs = config_class(**values)
+        inner = theirs.get_text_config()
+        found = {name: getattr(inner, name) for name in SHAPE if hasattr(inner, name)}
+        check_fields(found, SHAPE)
+        check_together(config := ModelConfig(found))
+        return config, count_by_transformers(theirs)
+
+
+@contextmanager
+def _as_config_error(kind: str) -> Iterator[None]:
+    """Whatever transformers raises becomes a `ConfigError` that says what it said: a configuration is untrusted input,
+    and each class checks it in its own way."""
     try:
-        return config_class(**values)
-    except Exception as error:  # a configuration is untrusted input, and each class checks it in its own way
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"config.json: {first}", param="model") from error
+        yield
+    except OctavoError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise wrong(
+            f"transformers cannot read model_type={kind!r}: {said[:_MOST_SAID]}", "model_type"
+        ) from error
 
 
 def _published_format(raw: Mapping[str, Any]) -> str:
@@ -153,7 +174,7 @@ def _from_hub(text: str) -> Path:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read as JSON: {error}", param="model") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{file} is not a JSON object", param="model")

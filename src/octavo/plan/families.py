@@ -10,32 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.errors import ConfigError, show
+from octavo.errors import ConfigError
+from octavo.plan.fields import SHAPE, WEIGHTS, ModelConfig, check_fields, check_together
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-_MOST = 2**31 - 1
-
-
-class ModelConfig:
-    """The fields of a configuration as attributes, like those of a transformers configuration of the text part."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The field, or `default` where it is missing or null."""
-        value = self._values.get(name)
-        return default if value is None else value
-
-    def get_text_config(self) -> ModelConfig:
-        return self
-
+_READ = {**SHAPE, **WEIGHTS}
 
 LayerTypes = Callable[[ModelConfig], list[str]]
 
@@ -190,7 +169,8 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     Raises `ConfigError` naming a field that is missing or impossible.
     """
     family = FAMILIES[raw["model_type"]]
-    values = {**family.defaults, **{name: value for name, value in raw.items() if value is not None}}
+    given = {name: raw[name] for name in _READ if raw.get(name) is not None}
+    values = {**family.defaults, **given}
     if "sliding_window" in raw and raw["sliding_window"] is None:
         values["sliding_window"] = None
     for name in (*_SIZES, *family.required):
@@ -199,30 +179,9 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
                 f"config.json has no {name!r}, which a model of type {raw['model_type']!r} must say",
                 param=name,
             )
-    for name in (*_SIZES, *family.required, "num_key_value_heads", "head_dim", "max_position_embeddings"):
-        _check_size(name, values.get(name))
-    heads, kv_heads = values["num_attention_heads"], values.get("num_key_value_heads")
-    if kv_heads is not None and heads % kv_heads:
-        raise ConfigError(
-            f"config.json: num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}",
-            param="num_key_value_heads",
-        )
+    check_fields(values, _READ)
     config = ModelConfig(values)
     if family.layer_types is not None and "layer_types" not in values:
         values["layer_types"] = family.layer_types(config)
-    if (types := values.get("layer_types")) and len(types) != values["num_hidden_layers"]:
-        raise ConfigError(
-            f"config.json: layer_types names {len(types)} layers, num_hidden_layers={values['num_hidden_layers']}",
-            param="layer_types",
-        )
+    check_together(config)
     return config
-
-
-def _check_size(name: str, value: object) -> None:
-    if value is None:
-        return
-    least = 0 if name == "n_shared_experts" else 1
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise ConfigError(
-            f"config.json: {name}={show(value)} must be a whole number of at least {least}", param=name
-        )

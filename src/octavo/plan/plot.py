@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from octavo.errors import ConfigError
+from octavo.figures import save_figure
 from octavo.plan.planner import Case
 from octavo.plan.report import Plan
 
 
 def save_plot(plan: Plan, file: Path) -> Path:
-    """Draw `plan` into `file`, whose suffix says the kind of picture. Raises `ConfigError` if it cannot be written."""
+    """Draw `plan` into `file`, whose suffix says the kind of picture; returns the file that was written. Raises
+    `ConfigError` if it cannot be."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -46,13 +47,7 @@ def save_plot(plan: Plan, file: Path) -> Path:
         axes.legend()
     fits.axhline(1, color="grey", linewidth=0.8)
     figure.suptitle(f"{plan.facts.name} on {plan.hardware.name}")
-    try:
-        figure.savefig(file, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plot={str(file)!r} cannot be written: {error}", param="plot") from error
-    finally:
-        plt.close(figure)
-    return file
+    return save_figure(figure, file)
 
 
 def _lengths(case: Case) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from octavo.plan.advice import advise, head_variants, notes, prompt_notes
+from octavo.plan.advice import advise, head_variants, held, notes, prompt_notes
 from octavo.plan.planner import Case
 from octavo.plan.report import Plan
 from octavo.plan.roofline import Bounds
@@ -39,9 +39,8 @@ def show_plan(plan: Plan, console: Console) -> None:
     facts, hardware, first = plan.facts, plan.hardware, plan.first
     active = facts.weights.active
     sparse = f", {active / 1e9:.3g} billion of them for a token" if active < facts.weights.total else ""
-    console.print(
-        f"{facts.name}: {facts.weights.total / 1e9:.4g} billion parameters{sparse}, made for {facts.context} positions"
-    )
+    made_for = "" if facts.context is None else f", made for {facts.context} positions"
+    console.print(f"{facts.name}: {facts.weights.total / 1e9:.4g} billion parameters{sparse}{made_for}")
     console.print(
         f"{hardware.name}: {decimal_bytes(hardware.total_bytes)} of memory; {first.weights} weights "
         f"{decimal_bytes(first.weights_bytes)}, cache {decimal_bytes(first.cache_bytes)}{_process(plan)}"
@@ -66,7 +65,7 @@ def show_plan(plan: Plan, console: Console) -> None:
             table.add_row(
                 variant.name,
                 str(variant.kv_heads),
-                decimal_bytes(variant.bytes_per_token),
+                decimal_bytes(variant.bytes_per_token) + held(variant),
                 str(variant.max_requests),
             )
         console.print(table)

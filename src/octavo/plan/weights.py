@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from octavo.plan.families import FAMILIES, Family, ModelConfig
+from octavo.plan.families import FAMILIES, Family
+from octavo.plan.fields import EXPERTS, ModelConfig, wrong
 
 WEIGHT_FORMATS = ("bf16", "f32", "fp8", "int4", "mxfp4")
 """`int4` has a bf16 scale and a 4-bit zero point per 128 numbers (GPTQ, AWQ), `fp8` a float32 scale per tile of
@@ -148,8 +149,9 @@ def count_by_transformers(config: Any) -> Weights:
     text = config.get_text_config()
     shares = (1, 1)
     if sums["experts"]:
-        names = ("num_local_experts", "num_experts", "n_routed_experts")
-        experts = next(getattr(text, name) for name in names if getattr(text, name, None))
+        experts = next((found for name in EXPERTS if (found := getattr(text, name, None))), None)
+        if experts is None:
+            raise wrong(f"none of {', '.join(EXPERTS)} says how many experts there are", EXPERTS[0])
         shares = (experts, getattr(text, "num_experts_per_tok", None) or 1)
     return Weights(**sums, num_experts=shares[0], experts_per_token=shares[1])
 

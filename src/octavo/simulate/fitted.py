@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 
 from octavo.errors import ConfigError
 from octavo.kept import Kept
+from octavo.plan.facts import ModelFacts
 from octavo.plan.machine import machine_facts
 from octavo.simulate.cost import StepWork
 
@@ -130,15 +132,17 @@ def _least_squares(columns: Floats, wanted: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was calibrated on this machine: a model, by its name in plans, its compute type and the threads."""
+    """What was calibrated on this machine: a model, by its shape and not by what it is called, its compute type and the
+    threads."""
 
-    model: str
+    model: ModelFacts
     compute: str
     threads: int
 
     def kept(self, home: Path) -> Kept:
         """Where its calibration is."""
-        return Kept(home, "calibration", [*machine_facts(), self.model, self.compute, self.threads])
+        model = self.model.spec, self.model.weights
+        return Kept(home, "calibration", [*machine_facts(), *model, self.compute, self.threads])
 
 
 def save(cost: FittedCost, home: Path, measured: Measured) -> Path:
@@ -153,9 +157,9 @@ def save(cost: FittedCost, home: Path, measured: Measured) -> Path:
 
 def load(home: Path, measured: Measured) -> FittedCost | None:
     """The calibration that was kept; None if there is none that can be read."""
-    values = measured.kept(home).load()
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     try:
-        return FittedCost(**{**values, **lists})
-    except TypeError:
+        cost = TypeAdapter(FittedCost).validate_python(measured.kept(home).load())
+    except ValidationError:
         return None
+    sound = len(cost.knots) == len(cost.base) > 0 and min(cost.spread, default=0) > 0
+    return cost if sound and cost.base[-1] > 0 else None

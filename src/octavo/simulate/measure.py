@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import exp, log
 
 _STEP = log(1.005)
+_MOST_POINTS = 500
 
 
 @dataclass
@@ -55,23 +56,37 @@ class Distribution:
 
 @dataclass
 class Curve:
-    """A value over time, as means of `width` seconds each."""
+    """A value over time, as means of `width` seconds each; of twice as many seconds whenever they become too many."""
 
     width: float
     _sums: dict[int, list[float]] = field(default_factory=dict)
 
     def add(self, at: float, value: float) -> None:
         """The value is `value` at time `at`."""
-        entry = self._sums.setdefault(int(at / self.width), [0.0, 0.0])
-        entry[0] += value
-        entry[1] += 1
+        self._count(int(at / self.width), value, 1)
+        while len(self._sums) > _MOST_POINTS:
+            self._coarsen()
 
     def merge(self, other: Curve) -> None:
-        """Mean of both, by how often each was looked at."""
+        """Mean of both, by how often each was looked at. Widths differ by doublings at most."""
+        while self.width < other.width:
+            self._coarsen()
+        times = round(self.width / other.width)
         for key, (total, count) in other._sums.items():
-            entry = self._sums.setdefault(key, [0.0, 0.0])
-            entry[0] += total
-            entry[1] += count
+            self._count(key // times, total, count)
+        while len(self._sums) > _MOST_POINTS:
+            self._coarsen()
+
+    def _count(self, key: int, total: float, count: float) -> None:
+        entry = self._sums.setdefault(key, [0.0, 0.0])
+        entry[0] += total
+        entry[1] += count
+
+    def _coarsen(self) -> None:
+        fine, self._sums = self._sums, {}
+        self.width *= 2
+        for key, (total, count) in fine.items():
+            self._count(key // 2, total, count)
 
     def points(self) -> list[tuple[float, float]]:
         """(seconds, mean), in order."""

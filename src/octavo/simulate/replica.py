@@ -2,9 +2,9 @@
 
 A step is planned when the one before has ended, and committed when its cost has passed. Where nothing but decoding can
 happen, several steps are taken in one leap: their tokens are known beforehand, so the scheduler is handed them all and
-plans one chunk of several tokens per sequence. The outcome is that of single steps, but for the moments at which blocks
-were sealed and reclaimed; where these count, and where blocks are freed or shrink meanwhile (windows, formats smaller
-than the compute type), there are no leaps.
+plans one chunk of several tokens per sequence. The outcome is that of single steps, but that curves have fewer looks,
+and but for the moments at which blocks were sealed and reclaimed; where these count, and where blocks are freed or
+shrink meanwhile (windows, formats smaller than the compute type), there are no leaps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class ReplicaSpec:
 
 
 class Replica:
-    """Serves arrivals in virtual time. `load` are tokens of its requests that are not computed yet."""
+    """Serves arrivals in virtual time. `load` are tokens of its requests that are neither computed nor found in the
+    cache yet."""
 
     def __init__(
         self, spec: ReplicaSpec, width: float, *, leaps: bool = True, lifetimes: bool = False
@@ -71,6 +72,7 @@ class Replica:
         self._steady = False
         self._arrivals: dict[str, Arrival] = {}
         self._last_token: dict[Sequence, float] = {}
+        self._reached: dict[Sequence, int] = {}
 
     def _clock(self) -> float:
         return self.now
@@ -84,22 +86,24 @@ class Replica:
         """Queue a request that arrives now, which `advance` has been told. One that can never run is rejected."""
         if self._plan is None and not self.scheduler.has_work:
             self.now = max(self.now, arrival.at)
-        request = Request(
-            request_id=str(arrival.index),
-            arrival=arrival.index,
-            prompt_token_ids=arrival.prompt_tokens(),
-            n=arrival.n,
-            priority=arrival.priority,
-            namespace=_NAMESPACE,
-        )
+        name = str(arrival.index)
         try:
+            self.scheduler.limits.check(arrival.prompt, name)  # before its tokens, however many, are made
+            request = Request(
+                request_id=name,
+                arrival=arrival.index,
+                prompt_token_ids=arrival.prompt_tokens(),
+                n=arrival.n,
+                priority=arrival.priority,
+                namespace=_NAMESPACE,
+            )
             self.scheduler.add(request)
         except OctavoError:
             self.measures.rejected += 1
             return
         request.arrived_at = arrival.at
         self._steady = False
-        self._arrivals[request.request_id] = arrival
+        self._arrivals[name] = arrival
         self.load += arrival.prompt + arrival.n * arrival.output
 
     @property
@@ -132,11 +136,25 @@ class Replica:
         self._ends_at = self.now + self._seconds(work, self.measures.steps)
         # After a preemption nobody was admitted, but somebody may be in the next step.
         calm = self.scheduler.totals.preemptions == preempted
+        if not calm:
+            self._start_again()
+        for chunk in plan.chunks:
+            self._reach(chunk.sequence, chunk.start)
         self._steady = calm and work.rows == len(self.scheduler.running) == len(plan.chunks) == work.logits
         for chunk in plan.chunks:
             request = chunk.sequence.request
             if request.admitted_at == self.now and chunk.sequence not in self._last_token:
                 self.measures.waiting.add(self.now - request.arrived_at)
+
+    def _reach(self, sequence: Sequence, position: int) -> None:
+        """The positions of `sequence` before `position` are there."""
+        self.load -= position - self._reached.get(sequence, 0)
+        self._reached[sequence] = position
+
+    def _start_again(self) -> None:
+        """Those that were preempted have nothing left."""
+        for sequence in self.scheduler.waiting:
+            self.load += self._reached.pop(sequence, 0)
 
     def _seconds(self, work: StepWork, step: int) -> float:
         cost = self._spec.cost
@@ -150,7 +168,7 @@ class Replica:
         self.scheduler.commit(plan, tokens)
         self.measures.steps += 1
         for chunk in plan.chunks:
-            self.load -= chunk.stop - chunk.start
+            self._reach(chunk.sequence, chunk.stop)
             if chunk.sample:
                 first = chunk.stop == len(chunk.sequence.request.prompt_token_ids)
                 for sequence in chunk.sequence.request.sequences if first else (chunk.sequence,):
@@ -172,12 +190,16 @@ class Replica:
         elif not sequence.index:
             measures.ttft.add(self.now - request.arrived_at)
         else:
-            self._steady = False  # it was forked off
+            self._steady = False  # it was forked off, and has the prompt or waits for room to get it
+            self.load += request.receipt.prompt_tokens
+            self._reach(sequence, sequence.num_computed)
         self._last_token[sequence] = self.now
         arrival = self._arrivals[request.request_id]
         if len(sequence.token_ids) >= min(arrival.prompt + arrival.output, self.scheduler.limit):
             self.scheduler.finish(sequence, "length")
             self._steady = False
+            self._reach(sequence, arrival.prompt + arrival.output)  # the last token is not computed
+            del self._reached[sequence]
             del self._last_token[sequence]
             if request.finished:
                 self._account(request)
@@ -193,9 +215,6 @@ class Replica:
         measures.preemptions += receipt.preemptions
         measures.recomputed_tokens += receipt.recomputed_tokens
         measures.ended_at = self.now
-        expected = arrival.prompt + arrival.n * arrival.output
-        self.load -= expected - (receipt.computed_tokens + output - arrival.n)
-        self.load += receipt.recomputed_tokens
 
     def _look(self) -> None:
         cache, measures = self.cache, self.measures
@@ -273,9 +292,9 @@ class Replica:
             for receipt in (chunk.sequence.request.receipt, scheduler.totals):
                 receipt.completion_tokens += steps - 1
             self._last_token[chunk.sequence] = self.now
+            self._reach(chunk.sequence, chunk.stop)
         rows = len(plan.chunks)
         for before, end in zip([start, *ends], ends, strict=False):
             measures.itl.add(end - before, rows)
         measures.steps += steps
-        self.load -= rows * steps
         self._look()

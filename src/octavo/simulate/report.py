@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-from octavo.cache.policy import POLICIES
-from octavo.config import Environment
-from octavo.errors import ConfigError, show
-from octavo.plan.planner import Case
+from octavo.config import Environment, format_bytes
+from octavo.errors import ConfigError
+from octavo.plan.planner import Budget, Case
 from octavo.plan.report import make_plan
+from octavo.plan.weights import WEIGHT_FORMATS
 from octavo.schedule.limits import UNNAMED_CONTEXT
 from octavo.simulate.cache_only import CacheOnly, cache_only
 from octavo.simulate.cost import RooflineCost, StepCost
@@ -22,30 +21,23 @@ from octavo.simulate.fitted import load as load_fitted
 from octavo.simulate.loop import Look, simulate
 from octavo.simulate.measure import Measures
 from octavo.simulate.replica import ReplicaSpec
-from octavo.simulate.routing import ROUTINGS
+from octavo.simulate.sweep import Setting, cache_settings, check_capacity, settings
 from octavo.simulate.trace import Arrival, read_trace
 
 CURVE_POINTS = 120
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One combination of what can be swept. `capacity` is the cache of a replica, in blocks; None is what fits."""
-
-    kv_cache_dtype: str
-    capacity: int | None
-    cache_policy: str
-    replicas: int
-    routing: str
+SPEEDS = (1e-6, 1e6)
+"""Times stay finite, and apart."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A setting and what came of it; `blocks` is the cache of a replica, `cost` says where step times are from."""
+    """A setting and what came of it; `blocks` is the cache of a replica, `cost` says where step times are from, and
+    `notes` what somebody who reads the numbers must know."""
 
     setting: Setting
     blocks: int
     cost: str
+    notes: tuple[str, ...]
     measures: Measures
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,6 +66,7 @@ class Row:
             "cost": self.cost,
             "occupancy": {"running": m.running.points(), "cached": m.cached.points()},
             "waiting_requests": m.queue.points(),
+            "notes": list(self.notes),
         }
 
 
@@ -97,19 +90,16 @@ def load(trace: Path, requests: int | None = None, speed: float = 1.0) -> list[A
     """The first `requests` requests of a trace, coming `speed` times as fast. Raises `ConfigError`."""
     if requests is not None and requests < 1:
         raise ConfigError(f"requests={requests} must be at least 1", param="requests")
-    if not 0 < speed < 1e6:
-        raise ConfigError(f"speed={speed} must be from 0 to a million", param="speed")
+    least, most = SPEEDS
+    if not least <= speed <= most:
+        raise ConfigError(f"speed={speed} must be from {least:f} to {most:.0f}", param="speed")
     arrivals = read_trace(trace)[:requests]
     return arrivals if speed == 1 else [replace(a, at=a.at / speed) for a in arrivals]
 
 
 def run_cache_only(arrivals: Sequence[Arrival], capacities: str | None, policies: str) -> list[CacheOnly]:
     """Hits for every capacity in blocks (None, or `unlimited`: all of them) and every policy."""
-    return [
-        cache_only(arrivals, capacity, policy)
-        for policy in _names("cache_policy", policies, POLICIES)
-        for capacity in _capacities(capacities)
-    ]
+    return [cache_only(arrivals, *setting) for setting in cache_settings(capacities, policies)]
 
 
 def run(
@@ -133,7 +123,7 @@ def run(
     lifetimes: bool = True,
     notice: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Simulate every combination of the options that list several values with commas.
+    """Simulate every combination of the options that list several values with commas, equal ones once.
 
     Steps take as long as `octavo bench calibrate` found on `this`, where it was run for the model, its compute type and
     as many threads, and the cache has that type too; else what a roofline says, which knows no `num_threads`. Raises
@@ -147,22 +137,31 @@ def run(
     ):
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be at least 1", param=name)
+    if processes > _processors():
+        raise ConfigError(
+            f"processes={processes} must be at most {_processors()}, the processors there are",
+            param="processes",
+        )
     if processes > 1 and "round-robin" not in routing.split(","):
         raise ConfigError(
             f"processes={processes}: replicas behind routing={routing!r} watch each other and are simulated together; "
             "leave it out",
             param="processes",
         )
+    if capacity is not None:
+        check_capacity(capacity, kv_budget)
     options: dict[str, Any] = {"weights": weights, "kv_budget": kv_budget, "block_size": block_size}
     plan = make_plan(model, hardware, kv_cache_dtype=kv_cache_dtype, notice=notice, **options)
     cases = {case.format: case for case in plan.cases}
-    look = Look(max(a.at for a in arrivals) / CURVE_POINTS or 1.0, lifetimes)
+    # Whole microseconds, lest the width is next to nothing.
+    look = Look(round(max(a.at for a in arrivals) / CURVE_POINTS, 6) or 1.0, lifetimes)
     costs = {case.format: _cost(case, num_threads) for case in plan.cases}
+    specs = {
+        s: _spec(cases[s.kv_cache_dtype], costs[s.kv_cache_dtype][1], s, max_num_seqs, max_num_batched_tokens)
+        for s in settings(list(cases), capacity, cache_policy, replicas, routing)
+    }
     rows = []
-    for setting in _settings(list(cases), capacity, cache_policy, replicas, routing):
-        case = cases[setting.kv_cache_dtype]
-        source, cost = costs[setting.kv_cache_dtype]
-        spec = _spec(case, cost, setting, max_num_seqs, max_num_batched_tokens)
+    for setting, spec in specs.items():
         measures = simulate(
             arrivals,
             spec,
@@ -171,7 +170,9 @@ def run(
             look=look,
             processes=processes,
         )
-        rows.append(Row(setting, spec.cache_bytes // sum(spec.layout.block_sizes_bytes), source, measures))
+        case, (source, _) = cases[setting.kv_cache_dtype], costs[setting.kv_cache_dtype]
+        blocks = spec.cache_bytes // _sealed_bytes(case)
+        rows.append(Row(setting, blocks, source, _notes(case, setting), measures))
     return Report(str(trace), plan.facts.name, plan.hardware.name, tuple(rows))
 
 
@@ -179,8 +180,8 @@ def _cost(case: Case, num_threads: int | None) -> tuple[str, StepCost]:
     """Where step times are from, and the times."""
     fitted, layout = None, case.layout
     if case.hardware.name == "this" and not layout.is_stored and layout.compute == case.weights:
-        threads = num_threads or len(os.sched_getaffinity(0))
-        fitted = load_fitted(Environment.read().home, Measured(case.facts.name, case.weights, threads))
+        threads = num_threads or _processors()
+        fitted = load_fitted(Environment.read().home, Measured(case.facts, case.weights, threads))
     if fitted is not None:
         return "calibration", fitted
     if num_threads is not None:
@@ -201,16 +202,9 @@ def _spec(
             f"hardware={case.hardware.name!r}: a replica is one device; --replicas says how many there are",
             param="hardware",
         )
-    block = sum(case.device_layout.block_sizes_bytes)
-    cache_bytes = case.cache_bytes if setting.capacity is None else setting.capacity * block
-    if cache_bytes < block:
-        raise ConfigError(
-            f"hardware={case.hardware.name!r}: {cache_bytes} bytes are left for the cache, and one block takes {block}",
-            param="hardware",
-        )
     return ReplicaSpec(
         case.device_layout,
-        cache_bytes,
+        _cache_bytes(case, setting.capacity),
         cost,
         setting.cache_policy,
         max_num_seqs,
@@ -219,42 +213,57 @@ def _spec(
     )
 
 
-def _settings(
-    formats: Sequence[str], capacity: str | None, policy: str, replicas: str, routing: str
-) -> Iterator[Setting]:
-    yield from (
-        Setting(*values)
-        for values in product(
-            formats,
-            _capacities(capacity),
-            _names("cache_policy", policy, POLICIES),
-            _counts("replicas", replicas),
-            _names("routing", routing, ROUTINGS),
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _sealed_bytes(case: Case) -> int:
+    return sum(case.device_layout.sealed_sizes_bytes)
+
+
+def _open_bytes(case: Case) -> int:
+    return sum(case.device_layout.block_sizes_bytes)
+
+
+def _cache_bytes(case: Case, capacity: int | None) -> int:
+    """The cache of a replica. Raises `ConfigError` where not even one block can be filled."""
+    least, asked = _open_bytes(case), case.asked_bytes
+    if capacity is not None:
+        fewest = -(-least // _sealed_bytes(case))
+        if capacity < fewest:
+            raise ConfigError(
+                f"capacity={capacity}: a block that is being filled takes as much as {fewest} sealed ones in "
+                f"{case.format}; give {fewest} or more",
+                param="capacity",
+            )
+        return capacity * _sealed_bytes(case)
+    if asked is not None and asked < least:
+        raise ConfigError(
+            f"kv_budget: {asked} bytes do not hold one block; kv_budget={least} does", param="kv_budget"
         )
-    )
+    if case.cache_bytes < least:
+        others = [replace(case, weights=name) for name in WEIGHT_FORMATS]
+        ways = [f"weights={c.weights}" for c in others if c.cache_bytes >= _open_bytes(c)]
+        raise ConfigError(
+            f"hardware={case.hardware.name!r}: weights of {format_bytes(case.weights_bytes)} leave "
+            f"{format_bytes(case.cache_bytes)} of {format_bytes(case.hardware.total_bytes)} for the cache, and one "
+            f"block takes {format_bytes(least)}; {' or '.join(ways) or 'larger hardware'} works, and with a capacity "
+            "it is simulated as if there were room",
+            param="hardware",
+        )
+    return case.cache_bytes
 
 
-def _capacities(text: str | None) -> list[int | None]:
-    if text is None:
-        return [None]
-    parts = [part.strip() for part in text.split(",")]
-    return [None if part == "unlimited" else _counts("capacity", part)[0] for part in parts]
-
-
-def _counts(param: str, text: str) -> list[int]:
-    found = []
-    for part in text.split(","):
-        part = part.strip()
-        digits, scale = (part[:-1], 1000) if part.endswith("k") else (part, 1)
-        if not digits.isascii() or not digits.isdecimal() or not 1 <= int(digits) * scale <= 1 << 40:
-            raise ConfigError(f"{param}={show(part)} is not a number such as 8 or 10k", param=param)
-        found.append(int(digits) * scale)
-    return found
-
-
-def _names(param: str, text: str, known: dict[str, Any]) -> list[str]:
-    parts = [part.strip() for part in text.split(",")]
-    for part in parts:
-        if part not in known:
-            raise ConfigError(f"{param}={show(part)} is not one of {', '.join(known)}", param=param)
-    return parts
+def _notes(case: Case, setting: Setting) -> tuple[str, ...]:
+    """Where the cache is not what was asked for, or more than there can be."""
+    if setting.capacity is not None:
+        held = replace(case, budget=Budget(share=1.0)).cache_bytes // _sealed_bytes(case)
+        said = (
+            f"{case.hardware.name} holds {held} blocks of {case.format} beside the weights; that there are "
+            f"{setting.capacity} is assumed"
+        )
+        return (said,) if setting.capacity > held else ()
+    asked, left = case.asked_bytes, case.cache_bytes
+    if asked is None or asked <= left:
+        return ()
+    return (f"kv_budget: {format_bytes(left)} of the {format_bytes(asked)} are left beside the weights",)

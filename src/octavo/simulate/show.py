@@ -9,10 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from octavo.errors import ConfigError
+from octavo.figures import save_figure
 from octavo.simulate.cache_only import CacheOnly
 from octavo.simulate.measure import Distribution
-from octavo.simulate.report import Report, Row, Setting
+from octavo.simulate.report import Report, Row
+from octavo.simulate.sweep import Setting
 
 
 def show_cache_only(found: Sequence[CacheOnly], console: Console) -> None:
@@ -51,6 +52,8 @@ def show_report(report: Report, console: Console) -> None:
             *((row.cost,) if len(costs) > 1 else ()),
         )
     console.print(table)
+    for note in dict.fromkeys(note for row in report.rows for note in row.notes):
+        console.print(note)
 
 
 def label(setting: Setting, rows: Sequence[Row]) -> str:
@@ -78,7 +81,8 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def save_plot(rows: Sequence[Row], file: Path) -> Path:
-    """Hit rates and times to the first token of all settings, and how full the cache was. Raises `ConfigError`."""
+    """Hit rates and times to the first token of all settings, and how full the cache was; returns the file that was
+    written. Raises `ConfigError`."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -103,10 +107,4 @@ def save_plot(rows: Sequence[Row], file: Path) -> Path:
     full.legend(fontsize="small")
     for axes in (hits, times):
         axes.invert_yaxis()
-    try:
-        figure.savefig(file, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"plot={str(file)!r} cannot be written: {error}", param="plot") from error
-    finally:
-        plt.close(figure)
-    return file
+    return save_figure(figure, file)

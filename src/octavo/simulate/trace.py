@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from octavo.errors import ConfigError, show
 MOONCAKE_BLOCK = 512
 MOST_ANSWERS = 128
 """Of one request: as many as `octavo serve` gives."""
-_MOST_TOKENS = 1 << 30
+MOST_TOKENS = 1 << 24
+"""Of one request: longer than any model's context, and its token ids still take little memory."""
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _UNIQUE = 1 << 30  # token ids from here up belong to one request each
 
@@ -74,11 +76,16 @@ class Arrival:
 def read_trace(path: Path) -> list[Arrival]:
     """All requests of a trace, in the order of their arrival. Raises `ConfigError` naming line and field."""
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
-            start = lines.read(4096)
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            start = next((line.lstrip()[0] for line in lines if line.strip()), None)
             lines.seek(0)
-            read = _read_json if start.lstrip().startswith("{") else _read_csv
-            found = list(read(path, lines))
+            if start == "[":
+                raise ConfigError(
+                    f"trace={str(path)!r} is a JSON array, and one object per line is wanted, as jq -c '.[]' writes it",
+                    param="trace",
+                )
+            read = _read_json if start == "{" else _read_csv
+            found = list(read(path, lines)) if start else []
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"trace={str(path)!r} cannot be read: {error}", param="trace") from error
     if not found:
@@ -115,13 +122,14 @@ class _Line:
     def fail(self, field: str, why: str) -> ConfigError:
         return ConfigError(f"{self.path}, line {self.number}: {field} {why}", param=field)
 
-    def count(self, field: str, least: int, default: int | None = None, most: int = _MOST_TOKENS) -> int:
+    def count(self, field: str, least: int, default: int | None = None, most: int = MOST_TOKENS) -> int:
         """A whole number from `least` to `most`."""
         value = self.values.get(field, default)
         if value is None:
             raise self.fail(field, "is missing")
         if isinstance(value, str) and value.strip().isdecimal():
-            value = int(value)
+            with suppress(ValueError):  # more digits than Python reads
+                value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.fail(field, f"is {show(value)}, not a whole number from {least} to {most}")
         return value
@@ -140,7 +148,7 @@ def _read_json(path: Path, lines: Iterator[str]) -> Iterator[Arrival]:
             continue
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}, line {number}: not JSON: {error}", param="trace") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path}, line {number}: not a JSON object", param="trace")
@@ -166,24 +174,30 @@ def _json_arrival(line: _Line) -> Arrival:
 
 
 def _read_csv(path: Path, lines: Iterator[str]) -> Iterator[Arrival]:
-    rows = csv.DictReader(lines)
-    missing = [field for field in _AZURE if field not in (rows.fieldnames or ())]
-    if missing:
-        raise ConfigError(
-            f"{path}, line 1: {missing[0]} is missing; a trace is JSONL (Mooncake, or Octavo's request log) or CSV "
-            f"with the columns {', '.join(_AZURE)}",
-            param=missing[0],
-        )
-    for values in rows:
-        line = _Line(path, rows.line_num, values)
-        prompt, output = line.count("ContextTokens", 1), line.count("GeneratedTokens", 0)
-        yield Arrival(0, _azure_time(line), prompt, max(1, output))
+    reader = csv.reader(lines)
+    rows = (row for row in reader if ",".join(row).strip())
+    try:
+        fields = next(rows, [])
+        missing = [field for field in _AZURE if field not in fields]
+        if missing:
+            raise ConfigError(
+                f"{path}, line {reader.line_num}: {missing[0]} is missing; a trace is JSONL (Mooncake, or Octavo's "
+                f"request log) or CSV with the columns {', '.join(_AZURE)}",
+                param=missing[0],
+            )
+        for row in rows:
+            line = _Line(path, reader.line_num, dict(zip(fields, row, strict=False)))
+            prompt, output = line.count("ContextTokens", 1), line.count("GeneratedTokens", 0)
+            yield Arrival(0, _azure_time(line), prompt, max(1, output))
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {reader.line_num}: not CSV: {error}", param="trace") from error
 
 
 def _azure_time(line: _Line) -> float:
-    text = line.values["TIMESTAMP"] or ""
-    whole, _, fraction = text.partition(".")  # seven digits, one more than Python reads
+    """Seconds. Without a zone it is UTC."""
+    text = line.values.get("TIMESTAMP", "")
     try:
-        return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")
+        at = datetime.fromisoformat(text)
     except ValueError as error:
         raise line.fail("TIMESTAMP", f"is {show(text)}, not a date and time") from error
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
