@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,25 @@ def test_people_read_tables(trace: Path, capsys: pytest.CaptureFixture[str]) -> 
     text = capsys.readouterr().out
     for words in ("round-robin", "prefix", "40 requests", "roofline"):
         assert words in text
+
+
+def test_every_row_says_what_it_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    times = ["2023-11-16 18:15:46", "2023-11-16 18:15:47"]
+    lines = [f"{at},{prompt},5" for at, prompt in zip(times, (20, 2000), strict=True)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+    command = ["simulate", str(trace), "--model", "smollm2", "--hardware", "cpu"]
+    assert main([*command, "--capacity", "20,500"]) == 0
+    out = capsys.readouterr().out
+    assert "2 requests" in out
+    header, *rows = (
+        [cell.strip() for cell in re.split("[┃│]", line)] for line in out.splitlines() if line[0] in "┃│"
+    )
+    at = header.index("rejected")
+    assert [row[at] for row in rows] == ["1", "0"]
+    assert [row[1] for row in rows] == ["1 replica, round-robin"] * 2
+    assert main([*command, "--capacity", "500"]) == 0
+    assert "rejected" not in capsys.readouterr().out
 
 
 @pytest.fixture

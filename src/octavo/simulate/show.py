@@ -32,12 +32,12 @@ def show_report(report: Report, console: Console) -> None:
     first = report.rows[0]
     costs = {row.cost for row in report.rows}
     origin = f"step times from {first.cost}" if len(costs) == 1 else "step times as said below"
-    console.print(
-        f"{report.model} on {report.hardware}, {origin}: {first.measures.finished} requests in "
-        f"{first.measures.ended_at:,.0f} s, {first.measures.rejected} rejected"
-    )
-    columns = ("blocks", "hits", "first token", "between", "tokens/s", "preempted")
-    table = _table("Times: mean (95 %)", *columns, *(("step times",) if len(costs) > 1 else ()))
+    asked = first.measures.finished + first.measures.rejected
+    console.print(f"{report.model} on {report.hardware}, {origin}: {asked} requests")
+    columns = ["blocks", "hits", "first token", "between", "tokens/s", "preempted"]
+    rejected, mixed = any(row.measures.rejected for row in report.rows), len(costs) > 1
+    columns += ["rejected"] * rejected + ["step times"] * mixed
+    table = _table("Times: mean (95 %)", *columns)
     for row in report.rows:
         m = row.measures
         cells = row.to_dict()
@@ -49,7 +49,8 @@ def show_report(report: Report, console: Console) -> None:
             _times(m.itl),
             f"{cells['output_tokens_per_s']:,.0f}",
             str(m.preemptions),
-            *((row.cost,) if len(costs) > 1 else ()),
+            *([str(m.rejected)] * rejected),
+            *([row.cost] * mixed),
         )
     console.print(table)
     for note in dict.fromkeys(note for row in report.rows for note in row.notes):
@@ -61,7 +62,10 @@ def label(setting: Setting, rows: Sequence[Row]) -> str:
     names = ("kv_cache_dtype", "cache_policy", "replicas", "routing")
     varied = [n for n in names if len({getattr(row.setting, n) for row in rows}) > 1]
     shown = varied or ["replicas", "routing"]
-    return ", ".join(f"{getattr(setting, n)}{' replicas' if n == 'replicas' else ''}" for n in shown)
+    values = {n: str(getattr(setting, n)) for n in shown}
+    if "replicas" in values:
+        values["replicas"] += " replica" if setting.replicas == 1 else " replicas"
+    return ", ".join(values.values())
 
 
 def _times(found: Distribution) -> str:
