@@ -168,7 +168,8 @@ inline void stored_partial(const AttentionArgs& args, SpanReader<T>& span, const
   std::fill(stored.keys.scale + dim, stored.keys.scale + padded_dim(dim), 0.0f);
   std::fill(stored.keys.shift + dim, stored.keys.shift + padded_dim(dim), 0.0f);
   const auto fetch = [&](int b) {
-    if (waits_for_memory(R) && !fetched && b <= span.high_block()) prefetch(span.stored(b).keys(), span.stored(b).bytes());
+    if (waits_for_memory(R) && !fetched && b <= span.high_block())
+      prefetch(span.stored(b).keys(), span.stored(b).bytes());
   };
   // What the pass over `codes` bytes will not fetch by itself is fetched at once.
   const auto share = [&](int64_t codes) -> const char* {

@@ -15,18 +15,8 @@ from octavo.model.spec import ModelSpec
 from octavo.plan.facts import facts_of, find_model, table
 from octavo.plan.families import FAMILIES, read_config
 from octavo.plan.weights import WEIGHT_FORMATS, count, count_by_transformers
+from support.configs import LLAMA
 from support.sizes import FULL
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 264,
-    "max_position_embeddings": 128,
-}
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,8 @@ import pytest
 
 from octavo.errors import ConfigError
 from octavo.plan.facts import facts_of
+from support.configs import LLAMA
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 264,
-    "max_position_embeddings": 128,
-}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 LATENT = {
     "kv_lora_rank": 16,

@@ -138,10 +138,9 @@ class Replica:
         calm = self.scheduler.totals.preemptions == preempted
         if not calm:
             self._start_again()
-        for chunk in plan.chunks:
-            self._reach(chunk.sequence, chunk.start)
         self._steady = calm and work.rows == len(self.scheduler.running) == len(plan.chunks) == work.logits
         for chunk in plan.chunks:
+            self._reach(chunk.sequence, chunk.start)
             request = chunk.sequence.request
             if request.admitted_at == self.now and chunk.sequence not in self._last_token:
                 self.measures.waiting.add(self.now - request.arrived_at)
